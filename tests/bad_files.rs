@@ -5,9 +5,11 @@ mod common;
 
 use biformer::model::TensorFile;
 use biformer::tensor::Tensor;
+use biformer::trainer::folder::RunFolder;
 use common::program::{biformer, contents, fresh, text};
 use common::samples::{self, Trained};
 use std::fs;
+use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
@@ -147,6 +149,12 @@ fn checkpoints_that_are_none() {
         "put best.safetensors in its place",
         "goes on after epoch 1",
     ]);
+    // Not if it cannot even be read: it may be intact.
+    let folder = RunFolder::open(&run).unwrap();
+    let said = |error: std::io::Error| folder.or_best(error.into()).to_string();
+    assert!(said(ErrorKind::UnexpectedEof.into()).contains("put best.safetensors in its place"));
+    assert_eq!(said(ErrorKind::PermissionDenied.into()), "permission denied");
+    drop(folder);
     fs::remove_file(best).unwrap();
     fs::write(&file, "PK\u{3}\u{4} archive/data.pkl, as PyTorch writes them").unwrap();
     refused(&["checkpoint.safetensors: not a file of tensors, or a damaged one", "another copy"]);
@@ -314,40 +322,6 @@ fn a_disk_that_fills_up_harms_no_checkpoint() {
     fs::write(new.join(".checkpoint.safetensors.1.tmp"), "half").unwrap();
     biformer(&train).ok();
     assert!(!new.join(".checkpoint.safetensors.1.tmp").exists());
-}
-
-#[test]
-fn a_run_folder_has_one_run_at_a_time() {
-    let run = copied_run("one-run");
-    let resume = |more: &[&str]| biformer(&[&["train", "--resume", "--out", text(&run)], more].concat());
-    let lock = fs::File::create(run.join(".lock")).unwrap();
-    lock.lock().unwrap();
-    let before = contents(&run);
-    resume(&["--epochs", "2"]).refused(&["one-run: a run is on its way in it"]);
-    let train = || biformer(&["train", "--out", text(&run)]);
-    train().refused(&["one-run: a run is on its way in it"]);
-    assert!(before == contents(&run), "nothing is harmed");
-    for file in before.keys().filter(|file| *file != ".lock") {
-        fs::remove_file(run.join(file)).unwrap();
-    }
-    train().refused(&["one-run: a run is on its way in it"]);
-    // Not by closing it: what another test is just starting may have it open, too.
-    lock.unlock().unwrap();
-    for (file, bytes) in before {
-        fs::write(run.join(file), bytes).unwrap();
-    }
-    // Later epochs' lines are written again, wherever they stand.
-    let metrics = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
-    let later = metrics.replace("\"epoch\":1", "\"epoch\":2");
-    fs::write(run.join("metrics.jsonl"), format!("{later}{metrics}")).unwrap();
-    resume(&["--epochs", "2"]).ok();
-    let kept = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
-    assert!(kept.starts_with(&metrics) && kept.lines().count() == 2 && !kept.contains(&later), "{kept}");
-    // A damaged line is met before the work.
-    fs::write(run.join("metrics.jsonl"), format!("{metrics}{{half")).unwrap();
-    let damaged = contents(&run);
-    resume(&["--epochs", "3"]).refused(&["metrics.jsonl line 2; remove the line"]);
-    assert!(damaged == contents(&run), "nothing is harmed");
 }
 
 /// A slip of the hand costs no file: results take the place of earlier results only.

@@ -217,7 +217,7 @@ fn models_that_cannot_be() {
     let checked = biformer(&["gradcheck", "--json", "/nowhere/report.json"]);
     assert_eq!(checked.out, "", "before the work");
     checked.refused(&["/nowhere/report.json", "there is no folder /nowhere"]);
-    biformer(&["info", "--set", "layer_scale=1e308"]).refused(&["layer_scale", "not a factor"]);
+    biformer(&["info", "--set", "layer_scale=1e308"]).refused(&["layer_scale", "not in 0..=1000"]);
     biformer(&["bench", "--steps", "0"]).refused(&["--steps 0"]);
     biformer(&["bench", "--threads", "99999"]).refused(&["--threads 99999", "1024"]);
 }

@@ -2,6 +2,7 @@
 
 mod common;
 
+use biformer::config::{Changes, RunConfig};
 use common::program::{biformer, copy_folder, fresh, text};
 use common::samples::{self, Trained, train};
 use std::fs;
@@ -109,6 +110,18 @@ fn values_that_make_no_sense() {
     biformer(&["train", "--config", text(&config), "--lr", "1e-300"]).refused(&parts);
     let run = text(&trained.run);
     biformer(&["train", "--resume", "--out", run, "--lr", "1e-300"]).refused(&["schedule.peak = 1e-300"]);
+    // A run whose learning rate was to rise for longer than it is now to last.
+    let mut config = RunConfig::for_model("nano").unwrap();
+    config.schedule.warmup_epochs = 5.0;
+    let epochs = |epochs: i64| {
+        let changes = Changes::gather(None, [("epochs".to_owned(), epochs.into())].into_iter().collect()).unwrap();
+        config.resumed(&changes).map(|changed| changed.epochs)
+    };
+    assert_eq!(epochs(5).unwrap(), 5);
+    assert_eq!(
+        epochs(4).unwrap_err().to_string(),
+        "epochs = 4: this run's learning rate rises for 5; ask for no fewer"
+    );
     biformer(&["eval", "--checkpoint", run, "--batch-size", "0"]).refused(&["--batch-size 0: expected 1 to"]);
     for (flag, value) in
         [("seed", "18446744073709551615"), ("seed", "x"), ("epochs", "1844674407370955161"), ("epochs", "-1")]

@@ -3,6 +3,9 @@
 mod common;
 
 use biformer::model::TensorFile;
+use biformer::trainer::checkpoint::Checkpoint;
+#[cfg(target_os = "linux")]
+use common::program::limited;
 use common::program::{biformer, command, copy_folder, fresh, text, unread, with_slashes};
 use common::samples;
 use serde_json::Value;
@@ -195,8 +198,15 @@ fn other_test_images_are_noticed() {
     biformer(&[&train[..], &["--epochs", "1"]].concat()).ok();
     let resume = |epochs| biformer(&["train", "--resume", "--out", text(&run), "--epochs", epochs]).ok().other_notes();
     assert_eq!(resume("2"), "");
+    // However good the epochs were before, the best is one of those after.
+    let metrics = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+    let mut first: Value = serde_json::from_str(metrics.lines().next().unwrap()).unwrap();
+    (first["test_accuracy"], first["test_loss"]) = (1.0.into(), 0.0.into());
+    let rest = metrics.split_once('\n').unwrap().1;
+    fs::write(run.join("metrics.jsonl"), format!("{first}\n{rest}")).unwrap();
     fs::remove_file(data.join("val/dark/2.png")).unwrap();
     assert!(resume("3").contains("note: there are 7 test images, and were 8: accuracies do not compare"));
+    assert_eq!(Checkpoint::read(&run.join("best.safetensors")).unwrap().progress.epoch, 3);
     assert_eq!(resume("4"), "", "they are the run's from then on");
     fs::rename(data.join("val/dark/3.png"), data.join("val/dark/9.png")).unwrap();
     assert!(resume("5").contains("note: the test images are others: accuracies do not compare"));
@@ -223,6 +233,34 @@ fn other_test_images_are_noticed() {
     assert!(said.contains("note: these are not the images that the run was tested on, by their folder"), "{said}");
     let said = biformer(&["train", "--resume", "--out", text(&run), "--epochs", "7", "--data", text(&moved)]).ok().err;
     assert!(said.contains("note: the test images are those of another folder: accuracies do not compare"), "{said}");
+}
+
+/// Whatever they have been promised, the pictures of all threads together may take more memory than there is.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_picture_is_not_decoded_where_there_is_no_memory_for_it() {
+    let folder = fresh("broken-no-memory");
+    let data = samples::image_folder(&folder.join("data"));
+    // 64 MB of grey, and as RGB three times as many.
+    image::GrayImage::new(8000, 8000).save(data.join("train/dark/large.png")).unwrap();
+    let check = ["check", "--data", text(&data), "--threads", "1"];
+    let said = limited("ulimit -v 200000", &check);
+    assert_eq!(said.status, Some(1), "{said:?}");
+    assert!(said.err.contains("large.png: 8000x8000 pixels take 256 MB of memory, which are not free"), "{said:?}");
+    biformer(&check).ok();
+}
+
+#[test]
+fn a_single_class_is_nothing_to_learn() {
+    let folder = fresh("broken-one-class");
+    let data = samples::image_folder(&folder.join("data"));
+    for split in ["train", "val"] {
+        fs::remove_dir_all(data.join(split).join("light")).unwrap();
+    }
+    let said = biformer(&["train", "--data", text(&data), "--out", text(&folder.join("run"))]);
+    said.refused(&["all training images are of one class, dark", "two classes to tell apart"]);
+    let said = biformer(&["check", "--data", text(&data)]).ok().err;
+    assert!(said.contains("note: all images are of one class, dark: training takes two"), "{said}");
 }
 
 #[test]

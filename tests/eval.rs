@@ -370,7 +370,6 @@ fn info_says_how_far_a_run_has_come() {
     assert_eq!(json(&info().out)["run"]["last"]["epoch"], 2, "as the checkpoint");
     fs::write(copy.join("metrics.jsonl"), "{}").unwrap();
     let damaged = info();
-    assert!(json(&damaged.out)["run"]["last"].is_null() && damaged.err.starts_with("note: "), "{damaged:?}");
-    assert!(damaged.err.contains("metrics.jsonl line 1"), "{damaged:?}");
+    assert!(json(&damaged.out)["run"]["last"].is_null() && damaged.err.is_empty(), "{damaged:?}");
     biformer(&["info", "--checkpoint", "nowhere"]).refused(&["nowhere", "no checkpoint"]);
 }

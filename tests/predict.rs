@@ -53,6 +53,10 @@ fn predict_takes_pictures_of_any_size_and_needs_no_data() {
     let first = lines.chunks(6).map(|of| format!("{}  {}\n", &of[1][2..], of[0]));
     assert_eq!(top("1"), first.collect::<String>());
     assert_eq!(top("1000"), top("10"), "no more than there are");
+    for count in ["0", "1001", "1.5", "-1"] {
+        let said = biformer(&[&arguments[..], &["--top", count]].concat());
+        assert!(said.status == Some(2) && said.err.contains("expected a whole number from 1 to 1000"), "{said:?}");
+    }
 }
 
 /// Names are taken from a file, and given to the classes in their order.

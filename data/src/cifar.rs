@@ -80,6 +80,9 @@ impl Format {
             let (expected, got) = (format!("{expected} class names, one a line"), format!("{}", names.len()));
             return Err(Error::Truncated { path: path.to_owned(), expected, got });
         }
+        if let Some(name) = names.iter().enumerate().find_map(|(i, name)| names[..i].contains(name).then_some(name)) {
+            return Err(Error::Unsupported { path: path.to_owned(), what: format!("it names two classes {name}") });
+        }
         Ok(names)
     }
 

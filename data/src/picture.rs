@@ -5,9 +5,12 @@ use std::hash::{Hash, Hasher};
 use std::io::{Cursor, ErrorKind, Read};
 use std::panic;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use image::{DynamicImage, ImageDecoder, ImageError, ImageReader, Limits, RgbImage, metadata::Orientation};
+
+use tensor::lock;
+use tensor::memory::free_bytes;
 
 use crate::{Error, Result};
 
@@ -15,6 +18,10 @@ use crate::{Error, Result};
 pub(crate) const MAX_FILE: u64 = 256 << 20;
 /// The most memory that one decoded image may take, in bytes.
 const MAX_DECODED: u64 = 512 << 20;
+/// Images that take more than this are decoded one at a time, and only if there is memory for them: as many as there are
+/// threads might take more than the machine has, and then the system ends the program.
+const LARGE: u64 = 64 << 20;
+static ONE_LARGE: Mutex<()> = Mutex::new(());
 
 /// An RGB picture of bytes, (H, W, 3), at least 1x1.
 ///
@@ -187,13 +194,13 @@ fn pixels(bytes: &[u8]) -> std::result::Result<RgbImage, String> {
     if decoded.max(rgb) > MAX_DECODED {
         return Err(format!("{width}x{height} pixels need more than {} MiB", MAX_DECODED >> 20));
     }
-    if !is_free(decoded + rgb) {
-        return Err(format!(
-            "{width}x{height} pixels take {} MB of memory, which are not free",
-            (decoded + rgb) / 1_000_000
-        ));
-    }
     let orientation = decoder.orientation().unwrap_or(Orientation::NoTransforms);
+    // While it is turned, or turned into bytes of RGB, it is there twice.
+    let twice = decoded + if orientation == Orientation::NoTransforms { rgb } else { rgb.max(decoded) };
+    let _one = (twice > LARGE).then(|| lock(&ONE_LARGE));
+    if !is_free(twice) {
+        return Err(format!("{width}x{height} pixels take {} MB of memory, which are not free", twice / 1_000_000));
+    }
     let mut decoded = DynamicImage::from_decoder(decoder).map_err(failed)?;
     decoded.apply_orientation(orientation);
     Ok(decoded.into_rgb8())
@@ -214,7 +221,10 @@ fn ends_early(cause: &ImageError) -> bool {
 /// be available.
 fn is_free(bytes: u64) -> bool {
     const FEW: u64 = 1 << 20;
-    bytes <= FEW || usize::try_from(bytes).is_ok_and(|bytes| Vec::<u8>::new().try_reserve_exact(bytes).is_ok())
+    let can_be_had = || usize::try_from(bytes).is_ok_and(|bytes| Vec::<u8>::new().try_reserve_exact(bytes).is_ok());
+    // Most systems promise more than there is.
+    let is_there = || bytes <= LARGE || free_bytes().is_none_or(|free| bytes <= free);
+    bytes <= FEW || can_be_had() && is_there()
 }
 
 /// Whether a WebP file, which is a RIFF file, is complete: the file states its length, and so does each of its chunks.

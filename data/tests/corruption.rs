@@ -84,6 +84,18 @@ proptest! {
     }
 
     #[test]
+    fn class_names_that_are_not_apart(one in 0usize..10, other in 0usize..9) {
+        let root = tempfile::tempdir().unwrap();
+        let file = write_cifar10(root.path(), 1).join("batches.meta.txt");
+        let names = fs::read_to_string(&file).unwrap();
+        let mut names: Vec<&str> = names.lines().collect();
+        names[one] = names[(one + 1 + other) % 10];
+        fs::write(&file, names.join("\n")).unwrap();
+        let error = open(root.path().to_str().unwrap(), Split::Test).err().map(|error| error.to_string());
+        prop_assert!(error.as_ref().is_some_and(|error| error.contains("names two classes")), "{:?}", error);
+    }
+
+    #[test]
     fn pictures_cut_anywhere(part in 0.0..1.0, bytes in picture()) {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join("picture");

@@ -4,7 +4,7 @@ use crate::error::{Error, Result};
 use ops::dwconv::SIZES;
 use serde::{Deserialize, Serialize};
 
-/// The layouts that were published.
+/// The families of models that were published.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Family {
@@ -62,7 +62,7 @@ impl<T: Copy> PerStage<T> {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ModelConfig {
-    /// The layout.
+    /// Which of the published families it belongs to.
     pub family: Family,
     /// What the model returns. Training needs logits; the others are for `forward`, `info` and programs that use the
     /// library.
@@ -149,6 +149,7 @@ const MAX_BLOCKS: usize = 256;
 const MAX_CHANNELS: usize = 1 << 16;
 const MAX_CLASSES: usize = 1 << 20;
 const MAX_PARAMETERS: f64 = 4e9;
+const MAX_LAYER_SCALE: f64 = 1e3;
 /// Routing compares all regions with all others.
 const MAX_N_WIN: usize = 64;
 /// The largest side of an image, and the most tokens of a stage's map with its padding.
@@ -211,11 +212,11 @@ impl ModelConfig {
             return wrong("depth", format!("expected {limits}, got {:?}", self.depth));
         }
         if self.features == Features::Dense && self.family == Family::BiformerStlNchw {
-            return wrong("features", "dense features are those of the biformer and biformer_stl layouts".into());
+            return wrong("features", "dense features are those of the biformer and biformer_stl families".into());
         }
         if self.soft_routing && self.family == Family::BiformerStlNchw {
             let message =
-                "true, but the biformer_stl_nchw layout routes hard only; use biformer_stl, or set it to false";
+                "true, but the biformer_stl_nchw family routes hard only; use biformer_stl, or set it to false";
             return wrong("soft_routing", message.into());
         }
         for (field, len) in [("embed_dim", self.embed_dim.len()), ("topks", self.topks.len())] {
@@ -249,8 +250,8 @@ impl ModelConfig {
         if !(0.0..1.0).contains(&self.drop_path) {
             return wrong("drop_path", format!("{} is not in [0, 1)", self.drop_path));
         }
-        if !(self.layer_scale as f32).is_finite() || self.layer_scale < 0.0 {
-            return wrong("layer_scale", format!("{} is not a factor (0 for none)", self.layer_scale));
+        if !(0.0..=MAX_LAYER_SCALE).contains(&self.layer_scale) {
+            return wrong("layer_scale", format!("{} is not in 0..={MAX_LAYER_SCALE} (0 for none)", self.layer_scale));
         }
         if self.family == Family::Biformer && !self.embed_dim[0].is_multiple_of(2) {
             return wrong("embed_dim", format!("the stem starts with half of {} channels", self.embed_dim[0]));

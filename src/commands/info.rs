@@ -78,7 +78,9 @@ fn asked(arguments: &Arguments) -> Result<(RunConfig, Option<Begun>)> {
     });
     // An epoch's metrics are written before its checkpoint, so there may be a line too many.
     epochs.retain(|line| progress.as_ref().is_none_or(|progress| line.epoch <= progress.epoch));
-    let (last, best) = EpochMetrics::last_and_best(&epochs).map(|[last, best]| (last, best)).unzip();
+    let last = epochs.last().copied();
+    epochs.retain(|line| line.epoch > data.comparable_after);
+    let best = EpochMetrics::last_and_best(&epochs).map(|[_, best]| best).or(last);
     let mut run = RunConfig { device: DeviceName::Cpu, ..config.clone() };
     if run.precision == Precision::Tf32 {
         run.precision = Precision::F32;

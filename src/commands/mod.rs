@@ -129,8 +129,8 @@ fn meant_by_a_word(arguments: &[OsString]) -> Option<&'static str> {
     }
 }
 
-/// Gives an option for a number, unless it has a parser of its own, one whose errors say in plain words which numbers
-/// it takes: clap's errors are in Rust's terms.
+/// Gives an option for any number of these types a parser whose errors say in plain words which numbers it takes: clap's
+/// errors are in Rust's terms. (An option that takes only some numbers has another type, and a parser of its own.)
 fn with_words(option: Arg) -> Arg {
     let number = |text: &str| text.parse::<f64>().map_err(|_| "expected a number");
     let taken = option.get_value_parser().type_id();

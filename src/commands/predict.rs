@@ -46,8 +46,8 @@ pub struct Arguments {
     #[arg(long, value_name = "X,Y", requires = "attention", default_value = "0.5,0.5", value_parser = point)]
     at: [f64; 2],
     /// How many of a picture's likeliest classes are printed; with 1 there is one line for each picture.
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = whole(1..=1000_usize))]
-    top: usize,
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = whole(1..=1000_u16))]
+    top: u16,
     /// Prints a JSON list: for each picture its path, and the probability of every class, likeliest first; or the error
     /// that kept it from being read.
     #[arg(long)]
@@ -83,7 +83,7 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
         let Opened { pictures, without, model, classes, size, at_once, transform } = open(arguments)?;
         let factors = model.prepared()?;
         let mut maps = arguments.attention.as_deref().map(|file| AttentionMaps::new(file, arguments.at));
-        let mut listed = Listed { json: arguments.json, top: arguments.top, any: false, status: Status::Done };
+        let mut listed = Listed { json: arguments.json, top: arguments.top.into(), any: false, status: Status::Done };
         for (folder, error) in without {
             let outcome = listed.skip(&error);
             unless_closed(listed.print(&Prediction { path: folder.to_string_lossy(), outcome }))?;

@@ -183,7 +183,7 @@ fn train(trainer: &mut Trainer, stop: &AtomicBool, goes_on: bool) -> Result<Stat
         let epochs = trainer.epochs();
         say!("{folder}: this run is done, after {epochs} epoch{}.", plural(epochs));
         say!("Train it further with: biformer train --resume --out {argument} --epochs N");
-        return Ok(Status::Done);
+        return Ok(ended(stop));
     }
     // If the run was asked to stop before this, for example while the data were being opened, no step is begun.
     let outcome = if stop.load(Ordering::Relaxed) { Outcome::Interrupted } else { trainer.run(stop)? };
@@ -193,7 +193,7 @@ fn train(trainer: &mut Trainer, stop: &AtomicBool, goes_on: bool) -> Result<Stat
             // Drawn before anything is printed, since printing fails on a closed pipe; an error of drawing is returned
             // after the accuracy has been printed.
             let drawn = trainer.draw();
-            if let Some([last, best]) = trainer.folder().last_and_best()? {
+            if let Some([last, best]) = trainer.folder().last_and_best(trainer.facts())? {
                 let since = if goes_on { " since it went on" } else { "" };
                 let name = capitalized(trainer.facts().tested_on());
                 say!("{name} accuracy {} after {}:{:02} min{since}.", last.percent(), seconds / 60, seconds % 60);
@@ -208,7 +208,7 @@ fn train(trainer: &mut Trainer, stop: &AtomicBool, goes_on: bool) -> Result<Stat
                 say!("The images in test/ had no part in this: biformer eval --checkpoint {argument} --split test");
             }
             say!("What it says of a picture: biformer predict --checkpoint {argument} PICTURE");
-            Ok(Status::Done)
+            Ok(ended(stop))
         }
         Outcome::Interrupted => {
             if let Err(error) = trainer.draw() {
@@ -223,4 +223,10 @@ fn train(trainer: &mut Trainer, stop: &AtomicBool, goes_on: bool) -> Result<Stat
             Ok(Status::Interrupted)
         }
     }
+}
+
+/// How a run ended that is done: if it was asked to stop, too late to have anything left to do, whoever started it should
+/// see that, lest a shell's loop go on.
+fn ended(stop: &AtomicBool) -> Status {
+    if stop.load(Ordering::Relaxed) { Status::Interrupted } else { Status::Done }
 }

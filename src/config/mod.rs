@@ -66,7 +66,7 @@ pub struct RunConfig {
     pub recompute: Recompute,
     /// The side of the images as the model sees them.
     pub image_size: usize,
-    /// Decides initial weights, order, augmentation and dropped blocks.
+    /// Decides initial weights, order, augmentation and dropped branches.
     pub seed: u64,
     /// Threads, up to 1024, of which at most 8 per core are used; 0 for one per core, or as many as `RAYON_NUM_THREADS`
     /// says.
@@ -182,12 +182,17 @@ impl RunConfig {
     /// otherwise only paths, the number of epochs or threads, device and precision, and settings that do not affect
     /// results may change (`CHANGEABLE`).
     pub fn resumed(&self, changes: &Changes) -> Result<Self> {
-        let mut changed = self.with(changes)?;
+        let mut changed = self.with_checked(changes, |_| Ok(()))?;
         if changed.architecture.num_classes == Self::for_model(&changed.model)?.architecture.num_classes {
             // As for a new run, a model's default number of classes gives way to that of the data.
             changed.architecture.num_classes = self.architecture.num_classes;
         }
         self.ensure_resumable(&changed)?;
+        let (epochs, warm_up) = (changed.epochs, self.schedule.warmup_epochs);
+        if (epochs as f64) < warm_up {
+            bail!("epochs = {epochs}: this run's learning rate rises for {warm_up}; ask for no fewer");
+        }
+        changed.check().with_context(|| format!("configuration ({})", changes.origin()))?;
         Ok(changed)
     }
 

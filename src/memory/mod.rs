@@ -1,21 +1,19 @@
 //! How much memory a task needs, and the error messages if there is not enough.
 
 mod forecast;
-mod free;
 mod last;
 
 use crate::config::RunConfig;
 use crate::device::DeviceName;
 use anyhow::{Result, bail};
 use forecast::Sample;
-use free::free_bytes;
 use model::cost::gathered_bytes;
 use std::any::Any;
 use std::panic::{self, AssertUnwindSafe};
+use tensor::memory::free_bytes;
 use tensor::{DType, OUT_OF_MEMORY};
 
 pub use forecast::{Size, activations, image_bytes, inference, training};
-pub use free::peak_resident_bytes;
 pub use last::OrEnd;
 
 /// What is to be said where memory has run out.

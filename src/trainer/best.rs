@@ -1,8 +1,9 @@
 //! The checkpoint of the best epoch, which a run folder keeps beside the last one.
 
 use super::checkpoint::{Checkpoint, FILE_NAME, Progress};
-use super::folder::{METRICS, RunFolder};
+use super::folder::{METRICS, RunFolder, kind, metrics_in};
 use super::metrics::EpochMetrics;
+use super::trained::DataFacts;
 use crate::printing::tell;
 use anyhow::{Error, Result, anyhow, bail};
 use model::copy_safely;
@@ -21,8 +22,8 @@ impl RunFolder {
 
     /// Prints a note if the best epoch's checkpoint is missing or damaged: its weights are then lost, unless there is a
     /// copy elsewhere.
-    pub fn note_lost(&self) -> Result<()> {
-        if let Some([_, best]) = self.last_and_best()?
+    pub fn note_lost(&self, facts: &DataFacts) -> Result<()> {
+        if let Some([_, best]) = self.last_and_best(facts)?
             && self.kept(&best).is_none()
         {
             let (path, epoch) = (self.path().join(BEST), best.epoch);
@@ -35,9 +36,11 @@ impl RunFolder {
         Ok(())
     }
 
-    /// The error of an unusable checkpoint, with the advice to use the best epoch's in its place if that one is intact.
+    /// The error of an unusable checkpoint, with the advice to use the best epoch's in its place if that one is intact. If
+    /// the file cannot be read there is no such advice: the checkpoint itself may be intact.
     pub fn or_best(&self, error: Error) -> Error {
-        match whole_best(self.path()) {
+        let is_read = matches!(kind(&error), None | Some(io::ErrorKind::UnexpectedEof | io::ErrorKind::InvalidData));
+        match whole_best(self.path()).filter(|_| is_read) {
             Some(best) => anyhow!("{error:#}; or {best}"),
             None => error,
         }
@@ -65,14 +68,15 @@ impl RunFolder {
 
     /// If the epoch after which the checkpoint was written is the best so far, keeps a copy of the checkpoint. An
     /// existing copy of an earlier epoch whose metrics are missing may be better, and is not replaced.
-    pub fn keep_best(&self, of_checkpoint: usize) -> Result<()> {
+    pub fn keep_best(&self, of_checkpoint: usize, facts: &DataFacts) -> Result<()> {
         // The metrics of the checkpoint's own epoch may be missing, too.
-        if self.last_and_best()?.is_none_or(|both| both.map(|epoch| epoch.epoch) != [of_checkpoint; 2]) {
+        if self.last_and_best(facts)?.is_none_or(|both| both.map(|epoch| epoch.epoch) != [of_checkpoint; 2]) {
             return Ok(());
         }
         let path = self.path().join(BEST);
-        let kept = self.best_progress().map(|kept| kept.epoch);
-        if let Some(epoch) = kept.filter(|&epoch| epoch < of_checkpoint)
+        // Older checkpoints have no metrics of their own.
+        let alone = self.best_progress().filter(|kept| kept.last.is_none()).map(|kept| kept.epoch);
+        if let Some(epoch) = alone.filter(|epoch| (facts.comparable_after + 1..of_checkpoint).contains(epoch))
             && self.metrics()?.iter().all(|line| line.epoch != epoch)
         {
             tell!(
@@ -86,6 +90,17 @@ impl RunFolder {
         self.ensure_own()?;
         copy_safely(&self.checkpoint(), &path).map_err(|error| self.unsaved(error.into()))
     }
+}
+
+/// The epochs in a run folder whose test accuracies compare with those of the epochs to come. Where the line of the best
+/// one is missing, its checkpoint has its metrics.
+pub(super) fn comparable_in(folder: &Path, facts: &DataFacts) -> Result<Vec<EpochMetrics>> {
+    let mut epochs = metrics_in(folder)?;
+    epochs.extend(Checkpoint::read_progress(&folder.join(BEST)).ok().and_then(|kept| kept.last));
+    epochs.retain(|line| line.epoch > facts.comparable_after);
+    epochs.sort_by_key(|line| line.epoch);
+    epochs.dedup_by_key(|line| line.epoch);
+    Ok(epochs)
 }
 
 /// The advice for a run whose checkpoint is unusable, if that of the best epoch is intact.

@@ -1,8 +1,9 @@
 //! The run folder: what a run leaves behind.
 
-use super::best::{BEST, whole_best};
+use super::best::{BEST, comparable_in, whole_best};
 use super::checkpoint::{Checkpoint, FILE_NAME, Progress};
 use super::metrics::{EpochMetrics, Timing};
+use super::trained::DataFacts;
 use crate::config::RunConfig;
 use crate::lock::{LOCK, Locked};
 use crate::paths::{ensure_expanded, ensure_regular, quoted};
@@ -70,12 +71,12 @@ impl RunFolder {
 
     /// Writes the configuration.
     pub fn write_config(&self, config: &RunConfig) -> Result<()> {
-        self.write(CONFIG, &config.to_toml()?)
+        self.write(CONFIG, config.to_toml()?.as_bytes())
     }
 
-    fn write(&self, name: &str, text: &str) -> Result<()> {
+    fn write(&self, name: &str, bytes: &[u8]) -> Result<()> {
         self.ensure_own()?;
-        write_safely(&self.path.join(name), text.as_bytes()).map_err(|error| self.unsaved(error.into()))
+        write_safely(&self.path.join(name), bytes).map_err(|error| self.unsaved(error.into()))
     }
 
     /// Refuses to write to the folder once it has been moved: at its path there may now be another run's.
@@ -99,9 +100,10 @@ impl RunFolder {
     /// Prints a note if config.toml has been edited, since that has no effect: a run resumes with the configuration in
     /// its checkpoint.
     pub fn note_edits(&self, config: &RunConfig) -> Result<()> {
-        let text = read(&self.path.join(CONFIG))?;
-        let is_own = || RunConfig::parse(&text).is_ok_and(|written| written == *config);
-        if !text.is_empty() && !is_own() {
+        let bytes = read(&self.path.join(CONFIG))?;
+        let text = str::from_utf8(&bytes).ok();
+        let is_own = || text.is_some_and(|text| RunConfig::parse(text).is_ok_and(|written| written == *config));
+        if !bytes.is_empty() && !is_own() {
             tell!(
                 io::stderr(),
                 "note: {} differs from the checkpoint's configuration and is rewritten: to change a run, use --config and options",
@@ -156,15 +158,18 @@ impl RunFolder {
     }
 
     fn append_line(&self, name: &str, line: &str) -> Result<()> {
-        let mut text = read(&self.path.join(name))?;
-        text.push_str(line);
-        text.push('\n');
-        self.write(name, &text)
+        let mut bytes = read(&self.path.join(name))?;
+        if bytes.last().is_some_and(|&last| last != b'\n') {
+            bytes.push(b'\n');
+        }
+        bytes.extend(line.bytes().chain([b'\n']));
+        self.write(name, &bytes)
     }
 
     /// Goes back to the state at this place of the run by removing the lines of later epochs: a run that is resumed
     /// from an earlier checkpoint writes those again. Missing lines are added if a checkpoint has them, and otherwise
-    /// there is a note. Half-written files of killed processes are removed, too.
+    /// there is a note. So there is of lines that no run has written; they stay. Half-written files of killed processes
+    /// are removed.
     pub fn rewind(&self, progress: &Progress) -> Result<()> {
         self.retain_lines::<EpochMetrics>(METRICS, |line| line.epoch <= progress.epoch)?;
         self.retain_lines::<Timing>(TIMINGS, |line| line.epoch <= progress.epoch)?;
@@ -173,21 +178,27 @@ impl RunFolder {
     }
 
     fn complete_metrics(&self, progress: &Progress) -> Result<()> {
-        let (mut lines, best) = (self.metrics()?, self.best_progress());
+        let (lines, best) = (lines::<EpochMetrics>(&self.path.join(METRICS))?, self.best_progress());
         let mut missing: Vec<usize> = (1..=progress.epoch).collect();
-        missing.retain(|&epoch| lines.iter().all(|line| line.epoch != epoch));
-        let known: Vec<EpochMetrics> = [Some(progress), best.as_ref()]
-            .into_iter()
-            .filter_map(|progress| progress?.last)
-            .filter(|last| missing.contains(&last.epoch))
-            .collect();
+        missing.retain(|&epoch| lines.iter().all(|(_, line)| line.is_none_or(|line| line.epoch != epoch)));
+        let known = [Some(progress), best.as_ref()].into_iter().filter_map(|progress| progress?.last);
+        let mut known: Vec<EpochMetrics> = known.filter(|last| missing.contains(&last.epoch)).collect();
+        known.sort_by_key(|last| last.epoch);
+        known.dedup_by_key(|last| last.epoch);
         missing.retain(|&epoch| known.iter().all(|last| last.epoch != epoch));
         if !known.is_empty() {
-            lines.extend(known);
-            lines.sort_by_key(|line| line.epoch);
-            lines.dedup_by_key(|line| line.epoch);
-            let text = lines.iter().map(|line| Ok(serde_json::to_string(line)? + "\n")).collect::<Result<String>>()?;
-            self.write(METRICS, &text)?;
+            // A line that is not an epoch's stays behind the one that it follows.
+            let mut epoch = 0;
+            let mut placed: Vec<(usize, Vec<u8>)> = vec![];
+            for (bytes, line) in lines {
+                epoch = line.map_or(epoch, |line| line.epoch);
+                placed.push((epoch, bytes));
+            }
+            for last in known {
+                placed.push((last.epoch, serde_json::to_vec(&last)?));
+            }
+            placed.sort_by_key(|&(epoch, _)| epoch);
+            self.write(METRICS, &joined(placed.into_iter().map(|(_, bytes)| bytes)))?;
         }
         if !missing.is_empty() {
             const MAX_NAMED: usize = 10;
@@ -205,11 +216,14 @@ impl RunFolder {
 
     fn retain_lines<T: DeserializeOwned>(&self, name: &str, fits: impl Fn(&T) -> bool) -> Result<()> {
         let path = self.path.join(name);
-        let text = read(&path)?;
-        let parsed: Vec<T> = parse(&path, &text)?;
-        let kept = text.lines().zip(&parsed).filter(|(_, parsed)| fits(parsed));
-        let kept: String = kept.flat_map(|(line, _)| [line, "\n"]).collect();
-        if kept == text { Ok(()) } else { self.write(name, &kept) }
+        let lines = lines::<T>(&path)?;
+        if let Some(number) = lines.iter().position(|(_, line)| line.is_none()) {
+            tell!(io::stderr(), "note: {} line {}: no run has written this; it is ignored", path.display(), number + 1);
+        }
+        let count = lines.len();
+        let kept = lines.into_iter().filter(|(_, line)| line.as_ref().is_none_or(&fits));
+        let kept: Vec<Vec<u8>> = kept.map(|(bytes, _)| bytes).collect();
+        if kept.len() == count { Ok(()) } else { self.write(name, &joined(kept)) }
     }
 
     /// Removes what killed processes left half-written.
@@ -228,9 +242,9 @@ impl RunFolder {
         metrics_in(&self.path)
     }
 
-    /// The last epoch, and the best so far.
-    pub fn last_and_best(&self) -> Result<Option<[EpochMetrics; 2]>> {
-        Ok(EpochMetrics::last_and_best(&self.metrics()?))
+    /// The last epoch, and the best so far, of those that were tested on these data.
+    pub fn last_and_best(&self, facts: &DataFacts) -> Result<Option<[EpochMetrics; 2]>> {
+        Ok(EpochMetrics::last_and_best(&comparable_in(&self.path, facts)?))
     }
 
     /// The names of a run's files that are there.
@@ -259,26 +273,34 @@ impl RunFolder {
 
 /// The metrics of all epochs in a run folder, whose run may be in progress; an empty list if there is no metrics file.
 pub fn metrics_in(folder: &Path) -> Result<Vec<EpochMetrics>> {
-    let path = folder.join(METRICS);
-    parse(&path, &read(&path)?)
+    Ok(lines(&folder.join(METRICS))?.into_iter().filter_map(|(_, line)| line).collect())
 }
 
-/// The text of a file, which is empty where there is none.
-fn read(path: &Path) -> Result<String> {
+/// The content of a file, which is empty where there is none.
+fn read(path: &Path) -> Result<Vec<u8>> {
     ensure_regular(path)?;
     match path.exists() {
-        true => fs::read_to_string(path).with_context(|| path.display().to_string()),
-        false => Ok(String::new()),
+        true => fs::read(path).with_context(|| path.display().to_string()),
+        false => Ok(vec![]),
     }
 }
 
-/// The parsed lines of a JSON Lines file.
-fn parse<T: DeserializeOwned>(path: &Path, text: &str) -> Result<Vec<T>> {
-    let parse = |(number, line): (usize, &str)| {
-        let place = || format!("{} line {}; remove the line", path.display(), number + 1);
-        serde_json::from_str(line).with_context(place)
-    };
-    text.lines().enumerate().map(parse).collect()
+/// The lines of a JSON Lines file, with what they say; `None` for one that no run has written. A log must not keep a run
+/// from going on.
+fn lines<T: DeserializeOwned>(path: &Path) -> Result<Vec<(Vec<u8>, Option<T>)>> {
+    let mut bytes = read(path)?;
+    if bytes.last() == Some(&b'\n') {
+        bytes.pop();
+    }
+    if bytes.is_empty() {
+        return Ok(vec![]);
+    }
+    Ok(bytes.split(|&byte| byte == b'\n').map(|line| (line.to_vec(), serde_json::from_slice(line).ok())).collect())
+}
+
+/// Lines, each with its end.
+fn joined(lines: impl IntoIterator<Item = Vec<u8>>) -> Vec<u8> {
+    lines.into_iter().flat_map(|line| line.into_iter().chain([b'\n'])).collect()
 }
 
 /// Whether a folder holds a run, which can be resumed. Errors: those of looking there.
@@ -291,7 +313,7 @@ pub fn holds_run(path: &Path) -> Result<bool> {
 fn holds_untrained(path: &Path) -> bool {
     let untrained = |progress: Progress| progress == Progress::default();
     !path.join(BEST).exists()
-        && metrics_in(path).is_ok_and(|epochs| epochs.is_empty())
+        && read(&path.join(METRICS)).is_ok_and(|bytes| bytes.is_empty())
         && Checkpoint::read_progress(&path.join(FILE_NAME)).is_ok_and(untrained)
 }
 
@@ -372,7 +394,7 @@ fn is_number(text: &str) -> bool {
 }
 
 /// Which error of the system is the cause, if one is.
-fn kind(error: &Error) -> Option<io::ErrorKind> {
+pub(super) fn kind(error: &Error) -> Option<io::ErrorKind> {
     error.chain().find_map(|cause| match cause.downcast_ref() {
         Some(model::Error::Io { cause, .. }) => Some(cause.kind()),
         _ => cause.downcast_ref::<io::Error>().map(io::Error::kind),

@@ -84,7 +84,14 @@ impl Images {
 
     /// Replaces a model's default number of classes with that of the data; any other number that differs is an error.
     pub(super) fn settle_classes(&self, config: &mut RunConfig) -> Result<()> {
-        let classes = self.train.classes().len();
+        let names = self.train.classes();
+        let classes = names.len();
+        if let [only] = names {
+            bail!(
+                "data {}: all training images are of one class, {only}: it takes two classes to tell apart",
+                config.data
+            );
+        }
         let (asked, default) =
             (config.architecture.num_classes, RunConfig::for_model(&config.model)?.architecture.num_classes);
         if asked != classes && asked != default {

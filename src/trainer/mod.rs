@@ -250,12 +250,13 @@ impl Trainer {
             self.progress.batch = 0;
             self.progress.score = Score::default();
             // The metrics come first: if the program is killed between the two, there is a line too many, which
-            // resuming removes.
+            // resuming removes. If they cannot be written, the checkpoint has them.
             let elapsed = started.elapsed();
             let timing = Timing::new(metrics.epoch, elapsed, training, self.learner.config().device);
-            self.folder.append(&metrics, &timing)?;
+            let appended = self.folder.append(&metrics, &timing);
             self.save()?;
-            self.folder.keep_best(self.progress.epoch)?;
+            appended?;
+            self.folder.keep_best(self.progress.epoch, &self.facts)?;
             display.epoch(&metrics, elapsed, training);
             // If they cannot be drawn, the error is reported at the end of the run.
             let _ = self.folder.draw_curves();

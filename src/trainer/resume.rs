@@ -61,7 +61,7 @@ impl Trainer {
         }
         let whose = if config.data == then.data { OF_THE_RUN } else { "" };
         let images = images.map_or_else(|| Images::open(&config.data, whose), Ok)?;
-        facts.take_up(&config.data, &images)?;
+        facts.take_up(&config.data, &images, progress.epoch)?;
         let (train, test) = images.loaders(&config, &facts)?;
         let (batch, steps) = (progress.batch, train.batches_per_epoch());
         if batch > steps {
@@ -88,9 +88,9 @@ impl Trainer {
         }
         if trainer.progress.batch == 0 {
             // In case the run was killed before it could do this.
-            trainer.folder.keep_best(trainer.progress.epoch)?;
+            trainer.folder.keep_best(trainer.progress.epoch, &trainer.facts)?;
         }
-        trainer.folder.note_lost()?;
+        trainer.folder.note_lost(&trainer.facts)?;
         trainer.note_resumed(checkpoint)?;
         trainer.folder.write_config(trainer.learner.config())?;
         Ok(trainer)

@@ -1,8 +1,7 @@
 //! Any file of weights, whether a run wrote it or not.
 
-use super::best::{BEST, kept_in};
+use super::best::{BEST, comparable_in, kept_in};
 use super::checkpoint::{Checkpoint, FILE_NAME, Progress};
-use super::folder::metrics_in;
 use super::metrics::EpochMetrics;
 use super::trained::{self, DataFacts, Described, tensor_names};
 use crate::config::RunConfig;
@@ -76,7 +75,9 @@ impl Stored {
                 tell!(io::stderr(), "note: {shown}: the run is not done: so far, {epoch} of {epochs} epochs");
             }
         }
-        if let Ok(Some([last, best])) = metrics_in(path).map(|epochs| EpochMetrics::last_and_best(&epochs))
+        if let Some((_, facts)) = self.described()
+            && let Ok(Some([last, best])) =
+                comparable_in(path, facts).map(|epochs| EpochMetrics::last_and_best(&epochs))
             && best.epoch < last.epoch
             && let Some(kept) = kept_in(path, &best)
         {

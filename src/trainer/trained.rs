@@ -56,6 +56,10 @@ pub struct DataFacts {
     /// Whether the test images were held out of the training images, because the data have no test split.
     #[serde(default)]
     pub held_out: bool,
+    /// The last epoch that was tested on other images: accuracies up to it do not compare with later ones. 0 if there is
+    /// none.
+    #[serde(default)]
+    pub comparable_after: usize,
 }
 
 impl DataFacts {
@@ -75,6 +79,7 @@ impl DataFacts {
             test_fingerprint,
             test_split,
             held_out,
+            comparable_after: 0,
         }
     }
 
@@ -83,9 +88,9 @@ impl DataFacts {
         if self.test_split == Some(Split::Val) { "validation" } else { "test" }
     }
 
-    /// Lets a run continue on these images. The training images must be the same as before, by their classes, number,
+    /// Lets a run continue on these images after so many epochs. The training images must be the same as before, by their classes, number,
     /// labels and names. If the test images are others, prints a note; from now on they are the run's.
-    pub fn take_up(&mut self, source: &str, images: &Images) -> Result<()> {
+    pub fn take_up(&mut self, source: &str, images: &Images, epochs: usize) -> Result<()> {
         self.ensure_classes(source, images.train().classes())?;
         let (count, before) = (images.train().len(), self.train_images);
         if count != before && images.test().is_held_out() && !self.held_out {
@@ -119,7 +124,11 @@ impl DataFacts {
             None
         };
         if let Some(others) = others {
-            tell!(io::stderr(), "note: {others}: accuracies do not compare with those before");
+            self.comparable_after = epochs;
+            tell!(
+                io::stderr(),
+                "note: {others}: accuracies do not compare with those before, and the best epoch is sought anew"
+            );
         }
         Ok(())
     }
@@ -280,6 +289,7 @@ impl TrainedModel {
             test_fingerprint: None,
             test_split: None,
             held_out: false,
+            comparable_after: 0,
         };
         Ok(Self { model, config, data, named: false })
     }

@@ -7,7 +7,7 @@ use crate::commands::options::ImageSize;
 use crate::config::RunConfig;
 use crate::device::DeviceName;
 use crate::inference::Inference;
-use crate::memory::{ensure_room_to_infer, ensure_room_to_train, image_bytes, peak_resident_bytes};
+use crate::memory::{ensure_room_to_infer, ensure_room_to_train, image_bytes};
 use crate::printing::plural;
 use crate::staging::Numbered;
 use crate::trainer::step::Learner;
@@ -19,6 +19,7 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Instant;
 use tensor::cpu::isa::Isa;
+use tensor::memory::peak_resident_bytes;
 use tensor::{DType, Device, Tensor};
 
 const WARM_UP: usize = 2;

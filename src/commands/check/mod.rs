@@ -35,6 +35,9 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
         notes.iter().for_each(|note| tell!(io::stderr(), "note: {note}"));
         let read: Vec<Vec<data::Result<u64>>> =
             splits.iter().map(|(split, dataset)| read(dataset.as_ref(), *split)).collect();
+        if let [only] = splits[0].1.classes() {
+            tell!(io::stderr(), "note: all images are of one class, {only}: training takes two or more");
+        }
         let (mut bad, mut lost) = (vec![], false);
         for ((split, dataset), read) in splits.iter().zip(&read) {
             bad.push(name_unreadable(read));

@@ -1,4 +1,4 @@
-//! How much memory there is, as the system tells (Linux).
+//! How much memory the machine has, as the system tells (Linux).
 
 use std::path::Path;
 
@@ -8,8 +8,8 @@ pub fn peak_resident_bytes() -> Option<u64> {
 }
 
 /// The memory that this process may still take: the least of what the machine, the control group (of a container, for
-/// example) and the address-space limit have left. (Linux)
-pub(super) fn free_bytes() -> Option<u64> {
+/// example) and the address-space limit have left, if the system reports it (Linux).
+pub fn free_bytes() -> Option<u64> {
     let machine = status_bytes("/proc/meminfo", "MemAvailable:")?;
     let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let left = groups.lines().filter_map(left_in_groups).chain(free_addresses());

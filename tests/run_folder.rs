@@ -1,0 +1,108 @@
+//! What becomes of a run's folder while the run is on its way, or between two parts of it: it is moved, another run asks
+//! for it, its files are edited.
+
+mod common;
+
+use biformer::trainer::checkpoint::Checkpoint;
+use biformer::trainer::folder::{RunFolder, metrics_in};
+use common::program::{biformer, contents, fresh, text};
+use common::samples::{self, Trained};
+use std::fs;
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
+/// A copy of a finished run.
+fn copied_run(name: &str) -> PathBuf {
+    static TRAINED: OnceLock<Trained> = OnceLock::new();
+    let folder = fresh(name);
+    for (file, bytes) in contents(&TRAINED.get_or_init(|| samples::trained("run-folder")).run) {
+        fs::write(folder.join(file), bytes).unwrap();
+    }
+    folder
+}
+
+/// Whoever moves a run's folder away may begin another run in its place.
+#[cfg(unix)]
+#[test]
+fn a_run_whose_folder_was_moved_writes_to_no_other() {
+    use biformer::config::Changes;
+    use biformer::trainer::Trainer;
+    use std::sync::atomic::AtomicBool;
+
+    let folder = fresh("moved-folder");
+    let (data, config) = (samples::cifar10(&folder.join("data")), samples::config(&folder, ""));
+    let (data, config) = (&data, &config);
+    let (run, elsewhere) = (folder.join("run"), folder.join("elsewhere"));
+    let flags = [("data", text(data)), ("out", text(&run))].map(|(key, value)| (key.to_owned(), value.into()));
+    let changes = Changes::gather(Some(config), flags.into_iter().collect()).unwrap();
+    let mut trainer = Trainer::from_changes(&changes).unwrap();
+    fs::rename(&run, &elsewhere).unwrap();
+    let other = ["train", "--config", text(config), "--data", text(data), "--out", text(&run), "--seed", "2"];
+    biformer(&other).ok();
+    let before = contents(&run);
+    let error = trainer.run(&AtomicBool::new(false)).unwrap_err().to_string();
+    assert!(error.contains("moved or removed") && error.contains("--resume --out FOLDER"), "{error}");
+    assert!(before == contents(&run), "nothing is harmed");
+    drop(trainer);
+    biformer(&["train", "--resume", "--out", text(&elsewhere)]).ok();
+}
+
+#[test]
+fn a_run_folder_has_one_run_at_a_time() {
+    let run = copied_run("one-run");
+    let resume = |more: &[&str]| biformer(&[&["train", "--resume", "--out", text(&run)], more].concat());
+    let lock = fs::File::create(run.join(".lock")).unwrap();
+    lock.lock().unwrap();
+    let before = contents(&run);
+    resume(&["--epochs", "2"]).refused(&["one-run: a run is on its way in it"]);
+    let train = || biformer(&["train", "--out", text(&run)]);
+    train().refused(&["one-run: a run is on its way in it"]);
+    assert!(before == contents(&run), "nothing is harmed");
+    for file in before.keys().filter(|file| *file != ".lock") {
+        fs::remove_file(run.join(file)).unwrap();
+    }
+    train().refused(&["one-run: a run is on its way in it"]);
+    // Not by closing it: what another test is just starting may have it open, too.
+    lock.unlock().unwrap();
+    for (file, bytes) in before {
+        fs::write(run.join(file), bytes).unwrap();
+    }
+    // Later epochs' lines are written again, wherever they stand.
+    let metrics = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+    let later = metrics.replace("\"epoch\":1", "\"epoch\":2");
+    fs::write(run.join("metrics.jsonl"), format!("{later}{metrics}")).unwrap();
+    resume(&["--epochs", "2"]).ok();
+    let kept = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+    assert!(kept.starts_with(&metrics) && kept.lines().count() == 2 && !kept.contains(&later), "{kept}");
+    // What else is in the files stays, and keeps no run from going on.
+    let strange = [kept.as_bytes(), b"\xff\n{half"].concat();
+    fs::write(run.join("metrics.jsonl"), &strange).unwrap();
+    for name in ["timings.jsonl", "config.toml"] {
+        fs::write(run.join(name), b"\n\xff").unwrap();
+    }
+    let said = resume(&["--epochs", "3"]).ok().err;
+    for said_of in ["metrics.jsonl line 3: no run", "timings.jsonl line 1: no run", "config.toml differs from"] {
+        assert!(said.contains(said_of), "{said_of}: {said}");
+    }
+    let after = fs::read(run.join("metrics.jsonl")).unwrap();
+    assert!(after.starts_with(&[&strange[..], b"\n{\"epoch\":3,"].concat()), "{}", after.escape_ascii());
+    assert_eq!(metrics_in(&run).unwrap().iter().map(|line| line.epoch).collect::<Vec<_>>(), [1, 2, 3]);
+    // A missing line of an epoch is put in its place among them.
+    fs::write(run.join("metrics.jsonl"), format!("{metrics}# mine\n")).unwrap();
+    let said = resume(&["--epochs", "3"]).ok().err;
+    assert!(said.contains("metrics.jsonl line 2: no run"), "{said}");
+    let after = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+    assert!(after.starts_with(&format!("{metrics}# mine\n{{\"epoch\":")) && after.contains("\"epoch\":3,"), "{after}");
+}
+
+/// A run whose metrics are removed while it is on its way still knows which epoch was the best.
+#[test]
+fn the_best_epoch_is_known_without_its_line() {
+    let run = copied_run("best-line");
+    let facts = Checkpoint::read(&run.join("checkpoint.safetensors")).unwrap().described.data;
+    let folder = RunFolder::open(&run).unwrap();
+    let before = folder.last_and_best(&facts).unwrap();
+    assert_eq!(before.map(|both| both.map(|epoch| epoch.epoch)), Some([1, 1]));
+    fs::remove_file(run.join("metrics.jsonl")).unwrap();
+    assert_eq!(folder.last_and_best(&facts).unwrap(), before);
+}
