@@ -258,7 +258,8 @@ fn jpeg_is_whole(bytes: &[u8]) -> bool {
     while let Some(&[0xFF, marker]) = bytes.get(at..at + 2) {
         if marker == START_OF_SCAN {
             // Within a scan an 0xFF byte is followed by 0 or a restart marker, so this pair cannot be data.
-            return bytes[at..].windows(2).any(|pair| pair == END_OF_IMAGE);
+            // Searched for from the end, where it usually is.
+            return bytes[at..].windows(2).rev().any(|pair| pair == END_OF_IMAGE);
         }
         // An 0xFF before a marker is padding; the other markers here carry their length.
         at += match (marker, bytes.get(at + 2..at + 4)) {

@@ -168,7 +168,9 @@ impl Transform {
             let erased = row[window.left..window.left + window.width].as_flattened_mut();
             match fill {
                 EraseFill::Mean => erased.fill(0.0),
-                EraseFill::Noise => erased.fill_with(|| random.normal() as f32),
+                EraseFill::Noise => erased.chunks_mut(2).for_each(|pair| {
+                    pair.iter_mut().zip(random.normals()).for_each(|(element, number)| *element = number as f32);
+                }),
             }
         }
     }

@@ -130,6 +130,14 @@ impl Sequence {
         radius * libm::cos(std::f64::consts::TAU * self.uniform())
     }
 
+    /// The next two numbers of the standard normal distribution, for the price of one and a half (both of Box and
+    /// Muller's branches).
+    pub fn normals(&mut self) -> [f64; 2] {
+        let radius = (-2.0 * libm::log(1.0 - self.uniform())).sqrt();
+        let (sin, cos) = libm::sincos(std::f64::consts::TAU * self.uniform());
+        [radius * cos, radius * sin]
+    }
+
     /// A random order of 0..len (Fisher and Yates).
     pub fn permutation(&mut self, len: usize) -> Vec<usize> {
         let mut order: Vec<usize> = (0..len).collect();
@@ -164,10 +172,15 @@ mod tests {
     #[test]
     fn moments_of_the_normal_distribution() {
         let mut sequence = Philox::new(7, 1).sequence();
-        let draws: Vec<f64> = (0..100_000).map(|_| sequence.normal()).collect();
-        let mean = draws.iter().sum::<f64>() / draws.len() as f64;
-        let variance = draws.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / draws.len() as f64;
-        assert!(mean.abs() < 0.015 && (variance - 1.0).abs() < 0.02, "mean {mean}, variance {variance}");
+        let pairs: Vec<[f64; 2]> = (0..100_000).map(|_| sequence.normals()).collect();
+        let [first, second] = [0, 1].map(|place| pairs.iter().map(|pair| pair[place]).collect::<Vec<f64>>());
+        for draws in [(0..100_000).map(|_| sequence.normal()).collect(), first, second] {
+            let mean = draws.iter().sum::<f64>() / draws.len() as f64;
+            let variance = draws.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / draws.len() as f64;
+            assert!(mean.abs() < 0.015 && (variance - 1.0).abs() < 0.02, "mean {mean}, variance {variance}");
+        }
+        let correlation = pairs.iter().map(|[a, b]| a * b).sum::<f64>() / pairs.len() as f64;
+        assert!(correlation.abs() < 0.015, "{correlation}");
     }
 
     #[test]
