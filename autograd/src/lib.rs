@@ -14,6 +14,7 @@
 //! | `exact.rs` | dual numbers: exact derivatives of reference implementations |
 //! | `gradcheck.rs` | the comparison of a backward rule with differences and with dual numbers |
 //! | `error.rs` | [`Error`] |
+#![forbid(unsafe_code)]
 
 mod accumulated;
 mod backward;

@@ -15,6 +15,7 @@
 //! | `safely.rs` | how files are written |
 //! | `cost.rs` | parameters, multiply-adds and memory, part by part |
 //! | `error.rs` | [`Error`] |
+#![forbid(unsafe_code)]
 
 mod attention;
 mod attention_weights;

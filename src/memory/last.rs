@@ -2,7 +2,6 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::io::{self, Write};
-use std::process;
 
 /// The program's global allocator: the system allocator, except that if it refuses a small request, the program ends
 /// with an error message and exit status 2. Otherwise it would abort, since code that makes small allocations does not
@@ -52,5 +51,18 @@ fn end(size: usize) -> ! {
         tensor::OUT_OF_MEMORY,
         super::NEED_LESS
     );
-    process::exit(2)
+    exit()
+}
+
+/// Ends the program without the destructors of this thread's variables, which might wait for a lock that it holds, or ask
+/// for memory.
+#[cfg(unix)]
+fn exit() -> ! {
+    // SAFETY: what is not run is of no use to a program that ends.
+    unsafe { libc::_exit(2) }
+}
+
+#[cfg(not(unix))]
+fn exit() -> ! {
+    std::process::exit(2)
 }

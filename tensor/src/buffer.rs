@@ -277,7 +277,7 @@ impl Buffer {
 
     /// The contents as elements; a remainder shorter than one element is left out.
     pub fn slice<T: Pod>(&self) -> &[T] {
-        const { assert!(align_of::<T>() <= ALIGNMENT) };
+        const { assert!(align_of::<T>() <= ALIGNMENT && size_of::<T>() > 0) };
         let count = self.len / size_of::<T>();
         // SAFETY: the block is initialised up to `len`, aligned at least as T needs, and every
         // bit pattern of a Pod type is a value.
@@ -286,7 +286,7 @@ impl Buffer {
 
     /// The contents as elements, to be written.
     pub fn slice_mut<T: Pod>(&mut self) -> &mut [T] {
-        const { assert!(align_of::<T>() <= ALIGNMENT) };
+        const { assert!(align_of::<T>() <= ALIGNMENT && size_of::<T>() > 0) };
         let count = self.len / size_of::<T>();
         // SAFETY: as in `slice`; `&mut self` excludes every other access.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr().cast(), count) }

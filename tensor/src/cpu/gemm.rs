@@ -84,7 +84,7 @@ pub fn gemm<'b, F: Factor>(a: Mat<'_, F::Sum>, b: impl Into<Right<'b, F>>, c: Ou
     match b {
         // A weight gradient: small result, one long inner axis over all tokens.
         Right::Matrix(b)
-            if m * n <= MAX_PARTIAL
+            if (1..=MAX_PARTIAL).contains(&(m * n))
                 && k >= 4 * m.max(n)
                 && m * n * k > 2 * F::piece(Isa::current())
                 && k >= 8 * DEPTH =>
@@ -141,7 +141,7 @@ pub struct Patches<'a, T> {
 }
 
 /// As [`gemm_on_this_thread`], where A are patches, and row i of C begins at element `starts[i]` of `c`. The rows of C
-/// must not overlap; elements between them are left unchanged. Panics when a patch or a row of C does not lie inside.
+/// should not overlap: the last of two is kept. Elements between them are left unchanged. Panics when a patch or a row of C does not lie inside.
 pub fn gemm_patches<'b, F: Factor>(
     a: Patches<'_, F::Sum>,
     b: impl Into<Right<'b, F>>,
@@ -159,6 +159,9 @@ pub fn gemm_patches<'b, F: Factor>(
     let reach = last_place((1, a.len), (0, a.step)).and_then(|last| last.checked_add(largest(a.runs))?.checked_add(1));
     assert!(k == 0 || inside(a.starts, reach, a.data.len()), "patches of {} elements", a.data.len());
     assert!(inside(starts, Some(n), c.data.len()), "rows of a matrix product");
+    if starts.is_empty() || n == 0 {
+        return;
+    }
     let runs = Runs { starts: a.runs, len: a.len, step: a.step };
     let left = Left { data: a.data, rows: At(a.starts), runs };
     let begin = begin(c.accumulate);
@@ -268,6 +271,16 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// However many columns they would have.
+    #[test]
+    fn products_without_rows_are_done_at_once() {
+        let b = Mat::strided(&[0.0], (1, usize::MAX), (0, 0));
+        let patches = Patches { data: &[], starts: &[], runs: &[0], len: 1, step: 1 };
+        gemm_patches(patches, b, Out::store(&mut []), &[]);
+        gemm(Mat::new(&[], 0, 1), b, Out::store(&mut []));
+        gemm(Mat::strided(&[1.0], (1 << 62, 1), (0, 1)), Mat::<f64>::new(&[], 1, 0), Out::store(&mut []));
     }
 
     #[test]

@@ -93,6 +93,11 @@ pub struct Packed<F: Factor> {
 }
 
 impl<F: Factor> Packed<F> {
+    /// Its rows and columns.
+    pub fn extents(&self) -> (usize, usize) {
+        self.extents
+    }
+
     /// Packs a matrix, with other threads' help.
     pub fn new(b: Mat<'_, F>) -> Self {
         let isa = Isa::current();

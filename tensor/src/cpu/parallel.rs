@@ -21,6 +21,9 @@ pub fn items_per_task(work: usize) -> usize {
 /// A thread pool of `threads` threads (0: one per core) that flush denormals to zero: they carry no information in a
 /// network and cost a hundred cycles each. Work on other threads, such as a pool of your own, gives the same bits only
 /// if no denormals occur in it.
+///
+/// Rust itself assumes threads that keep denormals, so what runs on these should not depend on how they are treated; in
+/// particular, no index may be computed from one.
 pub fn thread_pool(threads: usize) -> Result<rayon::ThreadPool, rayon::ThreadPoolBuildError> {
     rayon::ThreadPoolBuilder::new()
         .num_threads(threads)
@@ -95,6 +98,7 @@ pub fn put<T: Float>(data: &mut [T], values: &[T], accumulate: bool) {
 }
 
 /// Adds up rows as long as `sum`, in order.
+#[allow(clippy::undocumented_unsafe_blocks)] // clippy overlooks the comment, in a macro's argument
 pub fn add_rows<T: Float>(rows: &[T], sum: &mut [T]) {
     let width = sum.len();
     simd!(A => in_registers!(T, A, width, [4, 2, 1], (columns, V, COUNT) => {

@@ -64,8 +64,8 @@ pub(super) unsafe fn tiles<T: Float, V: Vector<T>, R: Rows, const HEIGHT: usize,
     let (depth, (b, b_row)) = (starts.len() * len, of_b.rows);
     assert!((depth - 1) * b_row + COUNT * V::LANES <= b.len(), "rows of B");
     let kept = matches!(begin, Begin::Kept);
-    // SAFETY: the caller vouches for the registers, here and below.
     let first: [V; COUNT] = match begin {
+        // SAFETY: the caller vouches for the registers, here and below.
         Begin::Row(row) => std::array::from_fn(|j| unsafe { V::load(&row[j * V::LANES..]) }),
         // SAFETY: as above.
         Begin::Zero | Begin::Kept => unsafe { [V::zero(); COUNT] },

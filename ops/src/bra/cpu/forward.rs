@@ -35,7 +35,7 @@ pub fn forward<T: Float>(g: Geometry, qkv: &[T], routes: &[u32], scale: T, out: 
     simd!(A => (0..heads * shares).into_par_iter().for_each(|task| {
         let (index, first) = (task / shares, task % shares * share);
         let regions = first.min(g.regions.count())..(first + share).min(g.regions.count());
-        // SAFETY: this task alone writes these regions of this head.
+        // SAFETY: this task alone writes these regions of this head, whose pixels are in no other region.
         unsafe { forward_regions::<T, A>(Head::new(g, qkv, lists, scale, index), regions, out, lse) };
     }));
 }

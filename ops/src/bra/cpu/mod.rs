@@ -44,8 +44,9 @@ fn parts<T, const N: usize>(mut scratch: &mut [T], sizes: [usize; N]) -> [&mut [
     })
 }
 
-/// The pixels of each region of a map that is not empty, one region after the other: (P, tokens).
+/// The pixels of each region of a map that is not empty, one region after the other: (P, tokens). Each occurs once.
 fn pixels(g: Geometry) -> Scratch<u32> {
+    assert!(u32::try_from(g.tokens()).is_ok(), "a map of {} tokens", g.tokens());
     let mut pixels = Scratch::new(g.regions.count() * g.regions.tokens());
     let ([rows, columns], [height, width], [_, row_len]) = (g.regions.grid(), g.regions.size(), g.regions.map());
     let starts = (0..rows * columns).flat_map(|region| {

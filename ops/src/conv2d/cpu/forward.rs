@@ -20,6 +20,7 @@ pub fn forward<F: Factor>(g: Geometry, x: &[F::Sum], weight: &Packed<F>, bias: O
     if y.is_empty() {
         return;
     }
+    assert_eq!(weight.extents(), (g.patch(), g.outputs), "a packed weight");
     let size = g.output[1] * g.outputs;
     let rows = rows_per_block([g.images * g.output[0], g.output[1]], PIXELS);
     let places: Vec<usize> = (0..rows * g.output[1]).map(|pixel| pixel * g.outputs).collect();

@@ -8,6 +8,7 @@ use super::layout::{LINE, TILE};
 use super::multiply::Engine;
 use std::arch::asm;
 use std::arch::x86_64::{__cpuid, __cpuid_count};
+use std::marker::PhantomData;
 
 /// Requests permission from the system to use the tiles, for all threads of this program. Returns whether they can be
 /// used.
@@ -67,8 +68,8 @@ static SETUP: Setup = {
     setup
 };
 
-/// The tiles, set up on a thread.
-pub struct TileUnit;
+/// The tiles, set up on a thread, which therefore keeps it.
+pub struct TileUnit(PhantomData<*const ()>);
 
 impl Drop for TileUnit {
     fn drop(&mut self) {
@@ -128,7 +129,7 @@ impl Engine for TileUnit {
     unsafe fn begin() -> Self {
         // SAFETY: the caller vouches for the instruction; the setup is valid.
         unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const SETUP, options(nostack, readonly)) };
-        Self
+        Self(PhantomData)
     }
 
     #[inline(always)]

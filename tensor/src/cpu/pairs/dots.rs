@@ -7,7 +7,7 @@ use crate::unrolled;
 use std::arch::x86_64::*;
 
 /// The instruction, which needs no setup.
-pub struct Dots;
+pub struct Dots(());
 
 /// Rows that are multiplied together: 8·2 sums and a row of B leave room in 32 registers.
 const HEIGHT: usize = 8;
@@ -15,7 +15,7 @@ const HEIGHT: usize = 8;
 impl Engine for Dots {
     #[inline(always)]
     unsafe fn begin() -> Self {
-        Self
+        Self(())
     }
 
     #[inline(always)]
