@@ -19,6 +19,8 @@ fn bench_tells_speed_and_memory() {
         for field in ["images_per_second", "median_step_ms"] {
             assert!(report[field].as_f64().unwrap() > 0.0, "{report}");
         }
+        let number = |key: &str| report[key].as_f64().unwrap();
+        approx::assert_relative_eq!(number("images_per_second") * number("median_step_ms"), 4e3, max_relative = 1e-9);
         assert_eq!((&report["precision"], &report["device"]), (&"f32".into(), &"cpu".into()));
         assert!(!cfg!(target_os = "linux") || report["peak_rss_bytes"].as_u64().unwrap() > 1 << 20);
         assert_eq!(report["threads"], 1);
@@ -53,6 +55,11 @@ fn bench_tells_where_the_time_goes() {
         approx::assert_relative_eq!(sum("share"), 1.0, max_relative = 1e-9);
         // The mean step, all of it.
         assert!(sum("ms_per_step") > 0.99 * fastest, "{report}");
+        if mode == "infer" {
+            let info = json(&biformer(&[&["info", "--json"][..], &set].concat()).ok().out);
+            let work: f64 = rows.iter().map(|row| row["gflops"].as_f64().unwrap_or(0.0) * of(row, "ms_per_step")).sum();
+            approx::assert_relative_eq!(work, 2.0 * 4.0 * info["macs"].as_f64().unwrap() / 1e6, max_relative = 1e-6);
+        }
         for (work, pass) in expected {
             let row = rows.iter().find(|row| row["work"] == *work && row["pass"] == *pass);
             let row = row.unwrap_or_else(|| panic!("no {work} {pass}: {report}"));

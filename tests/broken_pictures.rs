@@ -206,7 +206,11 @@ fn other_test_images_are_noticed() {
     fs::write(run.join("metrics.jsonl"), format!("{first}\n{rest}")).unwrap();
     fs::remove_file(data.join("val/dark/2.png")).unwrap();
     assert!(resume("3").contains("note: there are 7 test images, and were 8: accuracies do not compare"));
-    assert_eq!(Checkpoint::read(&run.join("best.safetensors")).unwrap().progress.epoch, 3);
+    let epoch_of = |file: &str| Checkpoint::read(&run.join(file)).unwrap().progress.epoch;
+    assert_eq!(epoch_of("best.safetensors"), 3);
+    let before: Vec<usize> =
+        [1, 2].into_iter().filter(|n| run.join(format!("best-{n}.safetensors")).exists()).collect();
+    assert!(before.len() == 1 && epoch_of(&format!("best-{}.safetensors", before[0])) == before[0], "{before:?}");
     assert_eq!(resume("4"), "", "they are the run's from then on");
     fs::rename(data.join("val/dark/3.png"), data.join("val/dark/9.png")).unwrap();
     assert!(resume("5").contains("note: the test images are others: accuracies do not compare"));
@@ -233,9 +237,17 @@ fn other_test_images_are_noticed() {
     assert!(said.contains("note: these are not the images that the run was tested on, by their folder"), "{said}");
     let said = biformer(&["train", "--resume", "--out", text(&run), "--epochs", "7", "--data", text(&moved)]).ok().err;
     assert!(said.contains("note: the test images are those of another folder: accuracies do not compare"), "{said}");
+    // A run that is done still has a best epoch.
+    let best = || {
+        let said = biformer(&["info", "--json", "--checkpoint", text(&run)]).ok().out;
+        serde_json::from_str::<Value>(&said).unwrap()["run"]["best"]["epoch"].clone()
+    };
+    assert_eq!(best(), 7, "the only one on these");
+    fs::remove_file(moved.join("test/dark/0.png")).unwrap();
+    biformer(&["train", "--resume", "--out", text(&run), "--data", text(&moved)]).ok();
+    assert!(best().as_u64() >= Some(1));
 }
 
-/// Whatever they have been promised, the pictures of all threads together may take more memory than there is.
 #[test]
 #[cfg(target_os = "linux")]
 fn a_picture_is_not_decoded_where_there_is_no_memory_for_it() {

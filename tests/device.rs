@@ -81,6 +81,30 @@ fn distance(a: &[f64], b: &[f64]) -> f64 {
     norm(&mut a.iter().zip(b).map(|(a, b)| a - b)) / norm(&mut b.iter().copied())
 }
 
+/// Of batches, and their average: what a test after an epoch normalises by.
+#[test]
+fn statistics_move_as_on_the_cpu() {
+    let Some(device) = there() else { return };
+    let numbers = |model: &BiFormer| -> Vec<f64> {
+        let all = model.statistics.iter().flat_map(|running| [&running.mean, &running.variance]);
+        all.flat_map(|numbers| numbers.cast(DType::F64).unwrap().to_vec::<f64>().unwrap()).collect()
+    };
+    let run = |device| {
+        let config = RunConfig { micro_batches: 2, clip_norm: 0.01, ..config(device, Precision::F32) };
+        let mut learner = Learner::new(&config).unwrap();
+        let (losses, _) = steps(4, &mut learner, |_| None);
+        assert_eq!(learner.model().statistics[0].batches, 8);
+        [losses, numbers(learner.model()), learner.with_average(|model| Ok(numbers(model))).unwrap()]
+    };
+    let (here, there) = (run(DeviceName::Cpu), run(device));
+    for (what, (there, here)) in ["losses", "statistics", "average"].iter().zip(there.iter().zip(&here)) {
+        let error = distance(there, here);
+        println!("{what}: {error:.1e}");
+        assert!(error < 1e-4, "{what}: {error}");
+    }
+    assert!(distance(&here[1], &here[2]) > 1e-2, "they differ");
+}
+
 #[test]
 fn ten_steps_are_those_of_f32_on_the_cpu() {
     let on_gpu = there().map(|gpu| [(gpu, Precision::F32, [1e-5, 2e-3]), (gpu, Precision::Bf16, [2e-3, 2e-2])]);

@@ -135,7 +135,7 @@ fn classes_are_counted_by_what_they_were_taken_for() {
     let report = report(&of_cifar().run, &[]);
     let (confusion, classes) = (counts(&report["confusion"]), report["classes"].as_array().unwrap());
     assert_eq!((confusion.len(), classes.len()), (10, 10));
-    let mut accuracies = 0.0;
+    let (mut accuracies, mut in_five) = (0.0, 0.0);
     for (index, (row, class)) in confusion.iter().zip(classes).enumerate() {
         let images: u64 = row.iter().sum();
         assert!(row.len() == 10 && class["images"] == images, "{report}");
@@ -145,9 +145,13 @@ fn classes_are_counted_by_what_they_were_taken_for() {
         let precision = (taken > 0).then(|| row[index] as f64 / taken as f64);
         assert_eq!(class["precision"].as_f64(), precision);
         accuracies += right / 10.0;
+        in_five += images as f64 * class["top5"].as_f64().unwrap();
     }
     approx::assert_relative_eq!(report["macro_top1"].as_f64().unwrap(), accuracies, max_relative = 1e-12);
     assert_ne!(report["macro_top1"], report["top1"], "not all classes have as many images");
+    let all = report["images"].as_f64().unwrap();
+    approx::assert_relative_eq!(in_five, all * report["top5"].as_f64().unwrap(), max_relative = 1e-12);
+    assert_ne!(report["top5"], report["top1"]);
     // Classes without images have no accuracy that could count.
     let folder = fresh("eval-one-class");
     let data = samples::cifar10(&folder).join("cifar-10-batches-bin/test_batch.bin");

@@ -8,7 +8,7 @@ use biformer::config::{Changes, RunConfig};
 use biformer::data::{self, Dataset, Loader, LoaderConfig, Mixing, Sample, Split, Statistics, Transform};
 use biformer::model::{BiFormer, Mode, TensorFile};
 use biformer::ops;
-use biformer::optim::{AdamW, AdamWConfig, clip_factor, gradient_norm};
+use biformer::optim::{AdamW, AdamWConfig, Ema, EmaConfig, clip_factor, gradient_norm};
 use biformer::tensor::{DType, Tensor};
 use biformer::threads::pool;
 use biformer::trainer::{Images, Outcome, Trainer};
@@ -16,6 +16,9 @@ use common::program::{fresh, text};
 use common::samples;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+
+const STATISTICS: Statistics = Statistics { mean: [0.5, 0.25, 0.125], std: [0.5, 0.5, 1.0] };
+const AVERAGED: EmaConfig = EmaConfig { decay: 0.5, warmup: false };
 
 /// Two short epochs of a small model, with every setting of a step unlike its default.
 fn config(folder: &std::path::Path, mixed: bool) -> Result<RunConfig> {
@@ -26,6 +29,9 @@ fn config(folder: &std::path::Path, mixed: bool) -> Result<RunConfig> {
     (config.label_smoothing, config.clip_norm, config.backbone_lr) = (0.3, 0.01, 0.25);
     config.optimizer = AdamWConfig { betas: [0.5, 0.9], eps: 1e-6, weight_decay: 0.5 };
     config.schedule.warmup_epochs = 0.5;
+    (config.ema.enabled, config.ema.decay, config.ema.warmup) = (true, AVERAGED.decay, AVERAGED.warmup);
+    [config.preprocessing.mean, config.preprocessing.std] =
+        [STATISTICS.mean, STATISTICS.std].map(|of| of.map(f64::from).to_vec());
     config.augmentation.erase = 0.5;
     if mixed {
         (config.augmentation.mixup, config.augmentation.cutmix, config.augmentation.repeats) = (0.8, 1.0, 3);
@@ -36,13 +42,15 @@ fn config(folder: &std::path::Path, mixed: bool) -> Result<RunConfig> {
     Ok(config)
 }
 
-fn plain_loop(config: &RunConfig) -> Result<BiFormer> {
+/// The model, and the average of its parameters.
+fn plain_loop(config: &RunConfig) -> Result<(BiFormer, Ema)> {
     let mut model = BiFormer::new(&config.architecture, config.seed, DType::F32)?;
     let mut gradients = Gradients::new(&model.parameters)?;
     let rate_of = |name: &str| if ["head.weight", "head.bias"].contains(&name) { 1.0 } else { 0.25 };
     let mut adamw = AdamW::with_rates(&model.parameters, config.optimizer, rate_of)?;
+    let mut average = Ema::new(&model.parameters, AVERAGED)?;
     let images = data::open(&config.data, Split::Train)?;
-    let transform = Transform::train(config.image_size, images.statistics(), &config.augmentation)?;
+    let transform = Transform::train(config.image_size, STATISTICS, &config.augmentation)?;
     let mut loading = LoaderConfig::train(config.batch_size, config.seed, transform);
     (loading.parts, loading.repeats, loading.balance) = (2, config.augmentation.repeats, config.augmentation.balance);
     loading.mixing = Mixing::of(&config.augmentation, 0.3);
@@ -69,16 +77,19 @@ fn plain_loop(config: &RunConfig) -> Result<BiFormer> {
         let norm = gradient_norm(&gradients)?;
         assert!(norm > 0.01, "step {step} should have something to clip");
         adamw.step_scaled(&mut model.parameters, &gradients, schedule.lr(step), clip_factor(norm, 0.01)?)?;
+        average.update(&model.parameters)?;
     }
-    Ok(model)
+    Ok((model, average))
 }
 
 fn assert_a_run_is_the_plain_loop(config: RunConfig) -> Result<()> {
     let checkpoint = config.out.join("checkpoint.safetensors");
     // Threads like the run's own, which flush denormals.
-    let expected = pool(2)?.install(|| plain_loop(&config))?.state_dict()?;
+    let (model, average) = pool(2)?.install(|| plain_loop(&config))?;
+    let (expected, average) = (model.state_dict()?, average.average().flat().to_vec::<f32>()?);
     assert_eq!(Trainer::new(config)?.run(&AtomicBool::new(false))?, Outcome::Finished);
     let mut trained = TensorFile::read(&checkpoint)?;
+    assert!(trained.tensors["average.parameters"].to_vec::<f32>()? == average, "the average differs");
     trained.metadata.clear();
     trained.tensors.retain(|name, _| expected.tensors.contains_key(name));
     assert!(trained.to_bytes()? == expected.to_bytes()?, "some tensor differs");

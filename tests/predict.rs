@@ -89,6 +89,9 @@ fn predict_prints_the_names_that_it_is_given() {
     biformer(&asked).refused(&["line 2 is empty"]);
 }
 
+/// The colour of the ring around a point.
+const MARK: [u8; 3] = [0, 114, 178];
+
 #[test]
 fn predict_draws_what_a_point_attends_to() {
     let run = run();
@@ -104,6 +107,14 @@ fn predict_draws_what_a_point_attends_to() {
     assert_eq!(load_image(&file).unwrap().width(), 2 * 28 + 3 * 192 + 2 * 16, "two attentions");
     predict(&["--at", "0.9,0.1", "--json"]).ok();
     assert!(fs::read(&file).unwrap() != middle, "from another point, in the place of the earlier one");
+    // The point is marked where it is, across and down: in the upper right.
+    let marked = |at: &str| {
+        predict(&["--at", at]).ok();
+        let page = load_image(&file).unwrap();
+        (0..3600).filter(|i| page.pixel(158 + i / 60, 28 + 132 + i % 60) == Some(MARK)).count()
+    };
+    assert!(marked("0.9,0.1") > 0 && marked("0.1,0.9") == 0);
+    predict(&[]).ok();
     fs::write(&broken, "no picture").unwrap();
     assert_eq!(predict(&[text(&broken)]).status, Some(2));
     assert!(fs::read(&file).unwrap() == middle, "the broken picture is left out");

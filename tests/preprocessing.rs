@@ -7,6 +7,7 @@ use biformer::data::{Crop, Statistics};
 use biformer::trainer::checkpoint::Checkpoint;
 use common::program::{biformer, contents, fresh, text};
 use common::samples;
+use serde_json::Value;
 use std::fs;
 use std::path::Path;
 
@@ -45,17 +46,21 @@ fn a_run_keeps_what_it_was_asked_for() {
     assert_eq!(statistics(&train("further", &[&further])), statistics(&own));
     let other = train("other", &[&further, "preprocessing.mean=[0, 0, 0]", "preprocessing.std=[1, 1, 1]"]);
     assert_eq!(statistics(&other), Statistics { mean: [0.0; 3], std: [1.0; 3] });
+    let crop = |run: &Path| {
+        Checkpoint::read(&run.join("checkpoint.safetensors")).unwrap().described.config.preprocessing.eval_crop
+    };
+    let cropped = train("cropped", &["preprocessing.eval_crop=0.5"]);
+    assert_eq!(crop(&train("cropped-further", &[&format!("weights={}", text(&cropped))])), 0.5);
     // Where training shows all of an image, so does a test.
     let padded = train("padded", &["augmentation.crop=padded"]);
     assert_eq!(eval(&padded, &whole), eval(&padded, &[]));
-    let trained: serde_json::Value =
-        serde_json::from_str(&fs::read_to_string(padded.join("metrics.jsonl")).unwrap()).unwrap();
-    let measured: serde_json::Value = serde_json::from_str(&eval(&padded, &[])).unwrap();
-    approx::assert_relative_eq!(
-        trained["test_loss"].as_f64().unwrap(),
-        measured["loss"].as_f64().unwrap(),
-        max_relative = 1e-6
-    );
+    // In training as in a test by itself.
+    for run in [&padded, &own] {
+        let trained: Value = serde_json::from_str(&fs::read_to_string(run.join("metrics.jsonl")).unwrap()).unwrap();
+        let measured: Value = serde_json::from_str(&eval(run, &[])).unwrap();
+        let losses = [&trained["test_loss"], &measured["loss"]].map(|loss| loss.as_f64().unwrap());
+        approx::assert_relative_eq!(losses[0], losses[1], max_relative = 1e-6);
+    }
     // What only training asks for does not keep a model from smaller images.
     eval(&train("wide", &["augmentation.padding=32"]), &["--image-size", "16"]);
 

@@ -3,13 +3,16 @@
 
 mod common;
 
+use biformer::config::Changes;
+use biformer::trainer::Trainer;
 use biformer::trainer::checkpoint::Checkpoint;
 use biformer::trainer::folder::{RunFolder, metrics_in};
-use common::program::{biformer, contents, fresh, text};
+use common::program::{biformer, contents, fresh, place, text};
 use common::samples::{self, Trained};
 use std::fs;
 use std::path::PathBuf;
 use std::sync::OnceLock;
+use std::sync::atomic::AtomicBool;
 
 /// A copy of a finished run.
 fn copied_run(name: &str) -> PathBuf {
@@ -25,10 +28,6 @@ fn copied_run(name: &str) -> PathBuf {
 #[cfg(unix)]
 #[test]
 fn a_run_whose_folder_was_moved_writes_to_no_other() {
-    use biformer::config::Changes;
-    use biformer::trainer::Trainer;
-    use std::sync::atomic::AtomicBool;
-
     let folder = fresh("moved-folder");
     let (data, config) = (samples::cifar10(&folder.join("data")), samples::config(&folder, ""));
     let (data, config) = (&data, &config);
@@ -67,6 +66,12 @@ fn a_run_folder_has_one_run_at_a_time() {
     for (file, bytes) in before {
         fs::write(run.join(file), bytes).unwrap();
     }
+}
+
+#[test]
+fn logs_that_were_edited_keep_no_run_from_going_on() {
+    let run = copied_run("edited-logs");
+    let resume = |more: &[&str]| biformer(&[&["train", "--resume", "--out", text(&run)], more].concat());
     // Later epochs' lines are written again, wherever they stand.
     let metrics = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
     let later = metrics.replace("\"epoch\":1", "\"epoch\":2");
@@ -81,7 +86,11 @@ fn a_run_folder_has_one_run_at_a_time() {
         fs::write(run.join(name), b"\n\xff").unwrap();
     }
     let said = resume(&["--epochs", "3"]).ok().err;
-    for said_of in ["metrics.jsonl line 3: no run", "timings.jsonl line 1: no run", "config.toml differs from"] {
+    for said_of in [
+        "metrics.jsonl line 3 is not an epoch's, and ignored, and so is 1 other\n",
+        "timings.jsonl line 2 is not",
+        "config.toml differs from",
+    ] {
         assert!(said.contains(said_of), "{said_of}: {said}");
     }
     let after = fs::read(run.join("metrics.jsonl")).unwrap();
@@ -90,7 +99,7 @@ fn a_run_folder_has_one_run_at_a_time() {
     // A missing line of an epoch is put in its place among them.
     fs::write(run.join("metrics.jsonl"), format!("{metrics}# mine\n")).unwrap();
     let said = resume(&["--epochs", "3"]).ok().err;
-    assert!(said.contains("metrics.jsonl line 2: no run"), "{said}");
+    assert!(said.contains("metrics.jsonl line 2 is not an epoch's, and ignored\n"), "{said}");
     let after = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
     assert!(after.starts_with(&format!("{metrics}# mine\n{{\"epoch\":")) && after.contains("\"epoch\":3,"), "{after}");
 }
@@ -105,4 +114,24 @@ fn the_best_epoch_is_known_without_its_line() {
     assert_eq!(before.map(|both| both.map(|epoch| epoch.epoch)), Some([1, 1]));
     fs::remove_file(run.join("metrics.jsonl")).unwrap();
     assert_eq!(folder.last_and_best(&facts).unwrap(), before);
+}
+
+/// Metrics that cannot be written cost nothing else.
+#[test]
+fn a_checkpoint_is_written_even_if_the_metrics_cannot_be() {
+    let folder = fresh("no-metrics");
+    let (data, config, run) =
+        (samples::cifar10(&folder.join("data")), samples::config(&folder, ""), folder.join("run"));
+    let flags = [("data", text(&data)), ("out", text(&run))].map(|(key, value)| (key.to_owned(), value.into()));
+    let mut trainer =
+        Trainer::from_changes(&Changes::gather(Some(&config), flags.into_iter().collect()).unwrap()).unwrap();
+    let in_the_way = run.join("metrics.jsonl");
+    fs::create_dir(&in_the_way).unwrap();
+    let error = format!("{:#}", trainer.run(&AtomicBool::new(false)).unwrap_err());
+    assert!(error.contains("metrics.jsonl"), "{error}");
+    drop(trainer);
+    fs::remove_dir(&in_the_way).unwrap();
+    assert_eq!(place(&run), Some((1, 0)));
+    biformer(&["train", "--resume", "--out", text(&run)]).ok();
+    assert_eq!(metrics_in(&run).unwrap()[0].epoch, 1);
 }

@@ -147,6 +147,9 @@ mod signals {
             signal(&child, name_of_signal);
             let ended = child.wait_with_output().unwrap();
             if place(&run) == Some((3, 0)) {
+                // Even then it says so if it was asked before its end.
+                let asked = String::from_utf8_lossy(&ended.stderr).contains("Stopping");
+                assert_eq!(ended.status.signal().is_some(), asked, "{ended:?}");
                 continue;
             }
             // Not by an exit with status 130: after that a shell's loop would go on.
@@ -168,12 +171,15 @@ mod signals {
     fn a_run_that_is_stopped_when_it_is_done_says_so_as_well() {
         let shared = shared();
         biformer(&shared.train("done", &["--epochs", "1"])).ok();
-        // The run may be quicker than this test; then it must be tried again.
-        for _ in 0..5 {
-            let mut child = command(&["train", "--resume", "--out", text(&shared.run("done"))]).spawn().unwrap();
-            sleep(Duration::from_millis(20));
+        // Before the run expects a signal, that ends it at once; and the run may be quicker than this test.
+        for pause in [40, 20, 80, 10, 160, 30, 60, 120] {
+            let child = command(&["train", "--resume", "--out", text(&shared.run("done"))]).spawn().unwrap();
+            sleep(Duration::from_millis(pause));
             signal(&child, "INT");
-            if child.wait().unwrap().signal() == Some(libc::SIGINT) {
+            let ended = child.wait_with_output().unwrap();
+            let (by, ended) = (ended.status.signal(), Ran::from(ended));
+            if ended.err.contains("Stopping") {
+                assert!(by == Some(libc::SIGINT) && ended.out.contains("this run is done"), "{ended:?}");
                 return;
             }
         }

@@ -5,6 +5,7 @@
 //! | file | what it holds |
 //! |---|---|
 //! | `picture.rs` | [`Image`], a picture of bytes, (H, W, 3); [`load_image`] decodes one file within fixed limits |
+//! | `room.rs` | memory for large pictures, which threads decode at once |
 //! | `dataset.rs` | the [`Dataset`] trait, [`Split`], [`Statistics`], and [`open`], which recognises a folder's layout |
 //! | `memory.rs` | [`InMemory`], the set that lies in memory as a whole |
 //! | `embedded.rs` | 6,000 images of CIFAR-10 inside the binary |
@@ -51,6 +52,7 @@ mod order;
 mod picture;
 mod rand_augment;
 mod resample;
+mod room;
 mod shrink;
 mod transform;
 

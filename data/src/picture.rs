@@ -5,23 +5,21 @@ use std::hash::{Hash, Hasher};
 use std::io::{Cursor, ErrorKind, Read};
 use std::panic;
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::time::Duration;
 
-use image::{DynamicImage, ImageDecoder, ImageError, ImageReader, Limits, RgbImage, metadata::Orientation};
+use image::{ColorType, DynamicImage, ImageDecoder, ImageError, ImageReader, Limits, RgbImage, metadata::Orientation};
 
-use tensor::lock;
 use tensor::memory::free_bytes;
 
+use crate::room::Room;
 use crate::{Error, Result};
 
 /// The longest file that is read as an image, in bytes.
 pub(crate) const MAX_FILE: u64 = 256 << 20;
 /// The most memory that one decoded image may take, in bytes.
 const MAX_DECODED: u64 = 512 << 20;
-/// Images that take more than this are decoded one at a time, and only if there is memory for them: as many as there are
-/// threads might take more than the machine has, and then the system ends the program.
-const LARGE: u64 = 64 << 20;
-static ONE_LARGE: Mutex<()> = Mutex::new(());
+static ROOM: Room = Room::new(Duration::from_millis(100));
 
 /// An RGB picture of bytes, (H, W, 3), at least 1x1.
 ///
@@ -196,11 +194,12 @@ fn pixels(bytes: &[u8]) -> std::result::Result<RgbImage, String> {
     }
     let orientation = decoder.orientation().unwrap_or(Orientation::NoTransforms);
     // While it is turned, or turned into bytes of RGB, it is there twice.
-    let twice = decoded + if orientation == Orientation::NoTransforms { rgb } else { rgb.max(decoded) };
-    let _one = (twice > LARGE).then(|| lock(&ONE_LARGE));
-    if !is_free(twice) {
-        return Err(format!("{width}x{height} pixels take {} MB of memory, which are not free", twice / 1_000_000));
-    }
+    let more = [(decoder.color_type() != ColorType::Rgb8, rgb), (orientation != Orientation::NoTransforms, decoded)];
+    let most = decoded + more.into_iter().filter_map(|(needed, bytes)| needed.then_some(bytes)).max().unwrap_or(0);
+    let room = if is_granted(most) { ROOM.take(most, free_bytes) } else { None };
+    let Some(_room) = room else {
+        return Err(format!("{width}x{height} pixels take {} MB of memory, which are not free", most / 1_000_000));
+    };
     let mut decoded = DynamicImage::from_decoder(decoder).map_err(failed)?;
     decoded.apply_orientation(orientation);
     Ok(decoded.into_rgb8())
@@ -217,14 +216,11 @@ fn ends_early(cause: &ImageError) -> bool {
         .any(|cause| cause.kind() == ErrorKind::UnexpectedEof)
 }
 
-/// Whether the system can provide this many bytes: if not, decoders would end the program. Small amounts are taken to
-/// be available.
-fn is_free(bytes: u64) -> bool {
+/// Whether the system grants this many bytes (which may be more than there are): if not, decoders would end the program.
+/// Small amounts are taken to be granted.
+fn is_granted(bytes: u64) -> bool {
     const FEW: u64 = 1 << 20;
-    let can_be_had = || usize::try_from(bytes).is_ok_and(|bytes| Vec::<u8>::new().try_reserve_exact(bytes).is_ok());
-    // Most systems promise more than there is.
-    let is_there = || bytes <= LARGE || free_bytes().is_none_or(|free| bytes <= free);
-    bytes <= FEW || can_be_had() && is_there()
+    bytes <= FEW || usize::try_from(bytes).is_ok_and(|bytes| Vec::<u8>::new().try_reserve_exact(bytes).is_ok())
 }
 
 /// Whether a WebP file, which is a RIFF file, is complete: the file states its length, and so does each of its chunks.

@@ -99,6 +99,26 @@ fn local_context_is_of_the_input_and_in_the_nchw_layout_of_the_values() -> Resul
     Ok(())
 }
 
+/// Where queries are zero all scores are equal: each of the k = 2 regions weighs a half.
+#[test]
+fn soft_routing_weighs_values_by_their_scores() -> Result<()> {
+    let output = |soft_routing| -> Result<Vec<f64>> {
+        let (mut builder, config) = (Builder::new(1), ModelConfig { soft_routing, lce_kernel: 0, ..config() });
+        let attention = Attention::new(&mut builder, "attn", &config, 0);
+        let (mut parameters, running) = builder.build(DType::F64)?;
+        let weight = random(3 * DIM * DIM, 2);
+        set(&mut parameters, "attn.qkv.qkv.weight", |i| if i < DIM * DIM { 0.0 } else { weight[i] })?;
+        set(&mut parameters, "attn.qkv.qkv.bias", |_| 0.0)?;
+        set(&mut parameters, "attn.wo.bias", |_| 0.0)?;
+        let tape = Tape::inference();
+        let pass = Pass::new(&tape, Mode::Evaluate, &parameters, &running);
+        Ok(attention.forward(&pass, tape.constant(maps(1)?), None)?.into_value().to_vec::<f64>()?)
+    };
+    let hard: Vec<f64> = output(false)?.iter().map(|x| 0.5 * x).collect();
+    assert_close(&output(true)?, &hard);
+    Ok(())
+}
+
 /// A branch whose last layer is zero adds nothing, as one whose γ is zero.
 #[test]
 fn gamma_1_scales_attention_and_gamma_2_the_mlp() -> Result<()> {

@@ -6,8 +6,8 @@ use crate::config::{Recompute, RunConfig};
 use crate::device::{DeviceName, Precision};
 use crate::memory;
 use crate::printing::{capitalized, plural, tell};
+use crate::trainer::best::comparable_in;
 use crate::trainer::checkpoint::Progress;
-use crate::trainer::folder::metrics_in;
 use crate::trainer::metrics::EpochMetrics;
 use crate::trainer::stored::Stored;
 use crate::trainer::trained::{DataFacts, architecture};
@@ -72,15 +72,13 @@ fn asked(arguments: &Arguments) -> Result<(RunConfig, Option<Begun>)> {
         }
     };
     let (config, data) = (described.config, described.data);
-    let mut epochs = if path.is_dir() { metrics_in(path) } else { Ok(vec![]) }.unwrap_or_else(|error| {
+    let mut epochs = if path.is_dir() { comparable_in(path, &data) } else { Ok(vec![]) }.unwrap_or_else(|error| {
         tell!(io::stderr(), "note: {error:#}");
         vec![]
     });
     // An epoch's metrics are written before its checkpoint, so there may be a line too many.
     epochs.retain(|line| progress.as_ref().is_none_or(|progress| line.epoch <= progress.epoch));
-    let last = epochs.last().copied();
-    epochs.retain(|line| line.epoch > data.comparable_after);
-    let best = EpochMetrics::last_and_best(&epochs).map(|[_, best]| best).or(last);
+    let (last, best) = EpochMetrics::last_and_best(&epochs).map(|[last, best]| (last, best)).unzip();
     let mut run = RunConfig { device: DeviceName::Cpu, ..config.clone() };
     if run.precision == Precision::Tf32 {
         run.precision = Precision::F32;

@@ -5,7 +5,7 @@ use super::options::whole;
 use super::set::{Assignments, assignment, fields, run_field};
 use crate::config::{Changes, DEFAULT_MODEL, Recompute, RunConfig, merge};
 use crate::device::{DeviceName, Precision};
-use crate::printing::{capitalized, plural, tell};
+use crate::printing::{capitalized, plural, print_lines, tell, unless_closed};
 use crate::signals;
 use crate::trainer::folder::holds_run;
 use crate::trainer::{Outcome, Trainer};
@@ -181,8 +181,11 @@ fn train(trainer: &mut Trainer, stop: &AtomicBool, goes_on: bool) -> Result<Stat
         // A killed run may not have got as far as drawing the pictures.
         trainer.draw()?;
         let epochs = trainer.epochs();
-        say!("{folder}: this run is done, after {epochs} epoch{}.", plural(epochs));
-        say!("Train it further with: biformer train --resume --out {argument} --epochs N");
+        unless_closed(print_lines(format_args!(
+            "{folder}: this run is done, after {epochs} epoch{}.\nTrain it further with: biformer train --resume --out \
+             {argument} --epochs N",
+            plural(epochs)
+        )))?;
         return Ok(ended(stop));
     }
     // If the run was asked to stop before this, for example while the data were being opened, no step is begun.
@@ -193,21 +196,9 @@ fn train(trainer: &mut Trainer, stop: &AtomicBool, goes_on: bool) -> Result<Stat
             // Drawn before anything is printed, since printing fails on a closed pipe; an error of drawing is returned
             // after the accuracy has been printed.
             let drawn = trainer.draw();
-            if let Some([last, best]) = trainer.folder().last_and_best(trainer.facts())? {
-                let since = if goes_on { " since it went on" } else { "" };
-                let name = capitalized(trainer.facts().tested_on());
-                say!("{name} accuracy {} after {}:{:02} min{since}.", last.percent(), seconds / 60, seconds % 60);
-                if let (Some(best), Some(kept)) = (last.surpassed_by(&best), trainer.folder().kept(&best)) {
-                    say!("It was {best}: those weights are in {kept}, which eval, predict and export");
-                    say!("take as well: --checkpoint {}", trainer.folder().argument_of(kept));
-                }
-            }
+            unless_closed(print_accuracy(trainer, seconds, goes_on))?;
             drawn?;
-            say!("{folder}: {}", trainer.folder().files().join(", "));
-            if trainer.has_unused_test() {
-                say!("The images in test/ had no part in this: biformer eval --checkpoint {argument} --split test");
-            }
-            say!("What it says of a picture: biformer predict --checkpoint {argument} PICTURE");
+            unless_closed(print_what_is_there(trainer))?;
             Ok(ended(stop))
         }
         Outcome::Interrupted => {
@@ -223,6 +214,31 @@ fn train(trainer: &mut Trainer, stop: &AtomicBool, goes_on: bool) -> Result<Stat
             Ok(Status::Interrupted)
         }
     }
+}
+
+/// How well a run did that took so many seconds.
+fn print_accuracy(trainer: &Trainer, seconds: u64, goes_on: bool) -> Result<()> {
+    if let Some([last, best]) = trainer.folder().last_and_best(trainer.facts())? {
+        let since = if goes_on { " since it went on" } else { "" };
+        let name = capitalized(trainer.facts().tested_on());
+        say!("{name} accuracy {} after {}:{:02} min{since}.", last.percent(), seconds / 60, seconds % 60);
+        if let (Some(best), Some(kept)) = (last.surpassed_by(&best), trainer.folder().kept(&best)) {
+            say!("It was {best}: those weights are in {kept}, which eval, predict and export");
+            say!("take as well: --checkpoint {}", trainer.folder().argument_of(kept));
+        }
+    }
+    Ok(())
+}
+
+/// What a run has left behind, and what it is good for.
+fn print_what_is_there(trainer: &Trainer) -> Result<()> {
+    let (folder, argument) = (trainer.folder().path().display(), trainer.folder().argument());
+    say!("{folder}: {}", trainer.folder().files().join(", "));
+    if trainer.has_unused_test() {
+        say!("The images in test/ had no part in this: biformer eval --checkpoint {argument} --split test");
+    }
+    say!("What it says of a picture: biformer predict --checkpoint {argument} PICTURE");
+    Ok(())
 }
 
 /// How a run ended that is done: if it was asked to stop, too late to have anything left to do, whoever started it should

@@ -80,3 +80,17 @@ impl ScheduleConfig {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_schedule_has_the_rates_and_steps_that_are_asked_for() {
+        let rule = ScheduleRule::Cosine;
+        let asked = ScheduleConfig { rule, peak: 1e-2, start: 1e-4, min: 1e-3, warmup_epochs: 0.25 };
+        let (warmup_steps, total_steps) = (3, 40);
+        let schedule = Schedule::Cosine { peak: 1e-2, start: 1e-4, min: 1e-3, warmup_steps, total_steps };
+        assert_eq!(asked.over(4, 10).unwrap(), schedule);
+    }
+}

@@ -7,6 +7,7 @@ use super::trained::DataFacts;
 use crate::printing::tell;
 use anyhow::{Error, Result, anyhow, bail};
 use model::copy_safely;
+use std::fs;
 use std::io;
 use std::path::Path;
 
@@ -73,12 +74,24 @@ impl RunFolder {
         if self.last_and_best(facts)?.is_none_or(|both| both.map(|epoch| epoch.epoch) != [of_checkpoint; 2]) {
             return Ok(());
         }
-        let path = self.path().join(BEST);
-        // Older checkpoints have no metrics of their own.
-        let alone = self.best_progress().filter(|kept| kept.last.is_none()).map(|kept| kept.epoch);
-        if let Some(epoch) = alone.filter(|epoch| (facts.comparable_after + 1..of_checkpoint).contains(epoch))
+        let (path, kept) = (self.path().join(BEST), self.best_progress());
+        if let Some(Progress { epoch, .. }) = kept
+            && epoch <= facts.comparable_after
+            && facts.comparable_after < of_checkpoint
+        {
+            self.ensure_own()?;
+            let aside = format!("best-{epoch}.safetensors");
+            fs::rename(&path, path.with_file_name(&aside)).map_err(|error| self.unsaved(error.into()))?;
+            tell!(
+                io::stderr(),
+                "note: the best epoch so far was tested on other images: {} is now called {aside}",
+                path.display()
+            );
+        } else if let Some(Progress { epoch, last: None, .. }) = kept
+            && epoch < of_checkpoint
             && self.metrics()?.iter().all(|line| line.epoch != epoch)
         {
+            // Older checkpoints have no metrics of their own.
             tell!(
                 io::stderr(),
                 "note: {} is of epoch {epoch}, of which {METRICS} has no line to compare with: it is kept; remove it if \
@@ -92,14 +105,17 @@ impl RunFolder {
     }
 }
 
-/// The epochs in a run folder whose test accuracies compare with those of the epochs to come. Where the line of the best
-/// one is missing, its checkpoint has its metrics.
-pub(super) fn comparable_in(folder: &Path, facts: &DataFacts) -> Result<Vec<EpochMetrics>> {
+/// The epochs in a run folder whose test accuracies compare with each other, in order: those since the test images last
+/// changed, or before that if none has followed. Where the line of the best one is missing, its checkpoint has its
+/// metrics.
+pub fn comparable_in(folder: &Path, facts: &DataFacts) -> Result<Vec<EpochMetrics>> {
     let mut epochs = metrics_in(folder)?;
     epochs.extend(Checkpoint::read_progress(&folder.join(BEST)).ok().and_then(|kept| kept.last));
-    epochs.retain(|line| line.epoch > facts.comparable_after);
     epochs.sort_by_key(|line| line.epoch);
     epochs.dedup_by_key(|line| line.epoch);
+    if epochs.last().is_some_and(|last| last.epoch > facts.comparable_after) {
+        epochs.retain(|line| line.epoch > facts.comparable_after);
+    }
     Ok(epochs)
 }
 

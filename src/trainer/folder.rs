@@ -168,7 +168,7 @@ impl RunFolder {
 
     /// Goes back to the state at this place of the run by removing the lines of later epochs: a run that is resumed
     /// from an earlier checkpoint writes those again. Missing lines are added if a checkpoint has them, and otherwise
-    /// there is a note. So there is of lines that no run has written; they stay. Half-written files of killed processes
+    /// there is a note. So there is of lines that are not an epoch's; they stay. Half-written files of killed processes
     /// are removed.
     pub fn rewind(&self, progress: &Progress) -> Result<()> {
         self.retain_lines::<EpochMetrics>(METRICS, |line| line.epoch <= progress.epoch)?;
@@ -217,8 +217,13 @@ impl RunFolder {
     fn retain_lines<T: DeserializeOwned>(&self, name: &str, fits: impl Fn(&T) -> bool) -> Result<()> {
         let path = self.path.join(name);
         let lines = lines::<T>(&path)?;
-        if let Some(number) = lines.iter().position(|(_, line)| line.is_none()) {
-            tell!(io::stderr(), "note: {} line {}: no run has written this; it is ignored", path.display(), number + 1);
+        let strange = |(bytes, line): &(Vec<u8>, Option<T>)| line.is_none() && !bytes.trim_ascii().is_empty();
+        if let Some(first) = lines.iter().position(strange) {
+            let others = match lines[first + 1..].iter().filter(|line| strange(line)).count() {
+                0 => String::new(),
+                count => format!(", and so {} {count} other{}", if count == 1 { "is" } else { "are" }, plural(count)),
+            };
+            tell!(io::stderr(), "note: {} line {} is not an epoch's, and ignored{others}", path.display(), first + 1);
         }
         let count = lines.len();
         let kept = lines.into_iter().filter(|(_, line)| line.as_ref().is_none_or(&fits));
@@ -285,7 +290,7 @@ fn read(path: &Path) -> Result<Vec<u8>> {
     }
 }
 
-/// The lines of a JSON Lines file, with what they say; `None` for one that no run has written. A log must not keep a run
+/// The lines of a JSON Lines file, with what they say; `None` for one that is not an epoch's. A log must not keep a run
 /// from going on.
 fn lines<T: DeserializeOwned>(path: &Path) -> Result<Vec<(Vec<u8>, Option<T>)>> {
     let mut bytes = read(path)?;

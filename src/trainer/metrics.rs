@@ -86,3 +86,20 @@ impl Timing {
         Self { epoch, seconds, images_per_second: training.rate(), waited }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_best_has_most_right_then_the_lower_loss_then_came_first() {
+        let best = |epochs: [(u64, f64); 2]| {
+            let test = |(right, loss)| Score { loss: 100.0 * loss, right, images: 100, ..Score::default() };
+            let epochs =
+                (1..).zip(epochs).map(|(epoch, of)| EpochMetrics::new(epoch, 1e-3, Score::default(), test(of)));
+            EpochMetrics::last_and_best(&epochs.collect::<Vec<_>>()).unwrap()[1].epoch
+        };
+        assert_eq!([best([(50, 1.0), (50, 1.2)]), best([(50, 1.2), (50, 1.0)])], [1, 2]);
+        assert_eq!([best([(50, 1.0), (50, 1.0)]), best([(50, 1.0), (51, 9.0)])], [1, 2]);
+    }
+}

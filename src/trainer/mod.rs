@@ -19,7 +19,7 @@
 //! | `stopwatch.rs` | how long an epoch takes, and how much of that it waits |
 
 mod average;
-mod best;
+pub mod best;
 pub mod checkpoint;
 mod display;
 mod failure;

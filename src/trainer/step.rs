@@ -340,6 +340,17 @@ mod tests {
     }
 
     #[test]
+    fn each_part_is_judged_by_its_own_labels() -> Result<()> {
+        let mut learner = Learner::new(&small(2)?)?;
+        let bias = learner.model.parameters.layout().find("head.bias").context("a head")?;
+        let fifth: Vec<f32> = (0..10).map(|class| if class == 5 { 9.0 } else { 0.0 }).collect();
+        learner.model.parameters.set(bias, &Tensor::from_slice(&fifth, [10])?)?;
+        // The only image of that class is in the second half.
+        assert_eq!(learner.train(&batch(0..8), 0, 1e-3, || None)?.right, 1);
+        Ok(())
+    }
+
+    #[test]
     fn a_step_that_is_given_up_between_micro_batches_changes_nothing() -> Result<()> {
         let state = |learner: &Learner| learner.model.state_dict()?.to_bytes();
         let mut learner = Learner::new(&small(2)?)?;

@@ -88,8 +88,8 @@ impl DataFacts {
         if self.test_split == Some(Split::Val) { "validation" } else { "test" }
     }
 
-    /// Lets a run continue on these images after so many epochs. The training images must be the same as before, by their classes, number,
-    /// labels and names. If the test images are others, prints a note; from now on they are the run's.
+    /// Lets a run continue on these images after so many epochs. The training images must be the same as before, by their
+    /// classes, number, labels and names. If the test images are others, prints a note; from now on they are the run's.
     pub fn take_up(&mut self, source: &str, images: &Images, epochs: usize) -> Result<()> {
         self.ensure_classes(source, images.train().classes())?;
         let (count, before) = (images.train().len(), self.train_images);
@@ -125,10 +125,7 @@ impl DataFacts {
         };
         if let Some(others) = others {
             self.comparable_after = epochs;
-            tell!(
-                io::stderr(),
-                "note: {others}: accuracies do not compare with those before, and the best epoch is sought anew"
-            );
+            tell!(io::stderr(), "note: {others}: accuracies do not compare with those before");
         }
         Ok(())
     }

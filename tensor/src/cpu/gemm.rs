@@ -141,7 +141,8 @@ pub struct Patches<'a, T> {
 }
 
 /// As [`gemm_on_this_thread`], where A are patches, and row i of C begins at element `starts[i]` of `c`. The rows of C
-/// should not overlap: the last of two is kept. Elements between them are left unchanged. Panics when a patch or a row of C does not lie inside.
+/// should not overlap: the last of two is kept. Elements between them are left unchanged. Panics when a patch or a row of
+/// C does not lie inside.
 pub fn gemm_patches<'b, F: Factor>(
     a: Patches<'_, F::Sum>,
     b: impl Into<Right<'b, F>>,

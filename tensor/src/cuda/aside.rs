@@ -88,8 +88,8 @@ impl Gpu {
 
     /// Submits work that executes beside everything that is submitted after it, until [`Gpu::join`]. All tensors that it
     /// reads, and that somebody else could drop or change meanwhile, must be in `reads`; nobody but it may use what it
-    /// writes. Nothing can be copied from or to the machine's memory. Within other work aside it is a part of that; with the variable `BIFORMER_ONE_STREAM` set, nothing is aside.
-    /// Errors: those of the work, and [`Error::Gpu`].
+    /// writes. Nothing can be copied from or to the machine's memory. Within other work aside it is a part of that; with the
+    /// variable `BIFORMER_ONE_STREAM` set, nothing is aside. Errors: those of the work, and [`Error::Gpu`].
     pub fn aside<E: From<Error>>(
         &self,
         reads: &[&Tensor],
@@ -113,11 +113,10 @@ impl Gpu {
         match end {
             Ok(end) => aside.push_back(Pending { end, reads, used }),
             Err(error) => {
-                // Nothing could wait for it later.
-                let finished = self.driver.finish(Stream::Aside);
-                drop(reads);
+                // Nothing could wait for it later. If it failed itself, that is the cause.
+                let _ = self.driver.finish(Stream::Aside);
                 self.release(used);
-                finished?;
+                done.unwrap_or_else(|panic| resume_unwind(panic))?;
                 return Err(error.into());
             }
         }

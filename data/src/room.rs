@@ -1,0 +1,105 @@
+//! Room for large pictures. As many are decoded at once as there are threads, and if together they took more memory
+//! than the machine has, the system would end the program.
+
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+use tensor::lock;
+
+/// A picture that takes no more bytes than this is decoded at once: whatever the threads, there is room for it.
+const SMALL: u64 = 64 << 20;
+/// How often a picture asks again for room that no other one will make: some may still be held that are decoded already.
+const PATIENCE: u32 = 100;
+
+/// The memory of the large pictures that are being decoded.
+pub(crate) struct Room {
+    taken: Mutex<u64>,
+    returned: Condvar,
+    /// How long a picture waits before it asks again.
+    pause: Duration,
+}
+
+/// A part of it, which is returned when this is dropped.
+pub(crate) struct Taken<'r> {
+    room: &'r Room,
+    bytes: u64,
+}
+
+impl Room {
+    pub const fn new(pause: Duration) -> Self {
+        Self { taken: Mutex::new(0), returned: Condvar::new(), pause }
+    }
+
+    /// Takes room for a picture, as soon as there is; `None` if there is too little even for this one alone. `free` says
+    /// how much memory the machine has left, if that is known.
+    pub fn take(&self, bytes: u64, free: impl Fn() -> Option<u64>) -> Option<Taken<'_>> {
+        if bytes <= SMALL {
+            return Some(Taken { room: self, bytes: 0 });
+        }
+        let (mut taken, mut waited) = (lock(&self.taken), 0);
+        // What was granted to others may still be counted as free.
+        while free().is_some_and(|free| bytes > free.saturating_sub(*taken)) {
+            waited += u32::from(*taken == 0);
+            if waited > PATIENCE {
+                return None;
+            }
+            let woken = self.returned.wait_timeout(taken, self.pause);
+            taken = woken.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        *taken += bytes;
+        Some(Taken { room: self, bytes })
+    }
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        if self.bytes > 0 {
+            *lock(&self.room.taken) -= self.bytes;
+            self.room.returned.notify_all();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    const LARGE: u64 = 2 * SMALL;
+    const ROOM: Room = Room::new(Duration::from_millis(1));
+
+    #[test]
+    fn large_pictures_wait_for_each_other_and_small_ones_for_nobody() {
+        let (room, machine) = (ROOM, || Some(2 * LARGE + 1));
+        let [first, second] = [(); 2].map(|()| room.take(LARGE, machine).unwrap());
+        drop(room.take(SMALL, || Some(0)).unwrap());
+        let (most, at_once) = (AtomicU64::new(0), AtomicU64::new(2));
+        std::thread::scope(|scope| {
+            for _ in 0..6 {
+                scope.spawn(|| {
+                    let taken = room.take(LARGE, machine).unwrap();
+                    most.fetch_max(at_once.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                    std::thread::sleep(Duration::from_millis(5));
+                    at_once.fetch_sub(1, Ordering::SeqCst);
+                    drop(taken);
+                });
+            }
+            std::thread::sleep(Duration::from_millis(20));
+            assert_eq!(most.load(Ordering::SeqCst), 0, "there is no room yet");
+            at_once.store(0, Ordering::SeqCst);
+            drop((first, second));
+        });
+        assert_eq!(most.load(Ordering::SeqCst), 2);
+        assert_eq!(*lock(&room.taken), 0);
+        // Where nobody knows how much there is, nobody waits.
+        let _all = [(); 9].map(|()| room.take(LARGE, || None).unwrap());
+    }
+
+    #[test]
+    fn a_picture_that_is_alone_waits_for_a_while_and_gives_up() {
+        let (room, asked) = (ROOM, AtomicU64::new(0));
+        let soon = || Some(if asked.fetch_add(1, Ordering::SeqCst) < 3 { 0 } else { LARGE });
+        assert!(room.take(LARGE, soon).is_some());
+        assert!(room.take(LARGE, || Some(LARGE - 1)).is_none());
+    }
+}
