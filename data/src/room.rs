@@ -66,11 +66,14 @@ mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
 
     const LARGE: u64 = 2 * SMALL;
-    const ROOM: Room = Room::new(Duration::from_millis(1));
+
+    fn room() -> Room {
+        Room::new(Duration::from_millis(1))
+    }
 
     #[test]
     fn large_pictures_wait_for_each_other_and_small_ones_for_nobody() {
-        let (room, machine) = (ROOM, || Some(2 * LARGE + 1));
+        let (room, machine) = (room(), || Some(2 * LARGE + 1));
         let [first, second] = [(); 2].map(|()| room.take(LARGE, machine).unwrap());
         drop(room.take(SMALL, || Some(0)).unwrap());
         let (most, at_once) = (AtomicU64::new(0), AtomicU64::new(2));
@@ -97,7 +100,7 @@ mod tests {
 
     #[test]
     fn a_picture_that_is_alone_waits_for_a_while_and_gives_up() {
-        let (room, asked) = (ROOM, AtomicU64::new(0));
+        let (room, asked) = (room(), AtomicU64::new(0));
         let soon = || Some(if asked.fetch_add(1, Ordering::SeqCst) < 3 { 0 } else { LARGE });
         assert!(room.take(LARGE, soon).is_some());
         assert!(room.take(LARGE, || Some(LARGE - 1)).is_none());

@@ -161,14 +161,17 @@ __device__ __forceinline__ void weigh(float (&totals)[2], float (&sums)[2 * PART
     for (int from = 0; from < tokens; from += STEP) {
         float weights[2][4];
         multiply_step(weights, own, keys, from);
-        u32 packed[4] = {};
+        u32 packed[4];
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const int half = i % 2;
             float* pair = weights[i / 2] + half * 2;
 #pragma unroll
             for (int j = 0; j < 2; j++) pair[j] = exp2_fast((pair[j] - largest[half]) * factor - shift);
-            if (left[half] & FIRST_GROUP >> i / 2) packed[i] = pack_bf16(pair[0], pair[1]), totals[half] += pair[0] + pair[1];
+            // Chosen without a branch, after which the lanes might multiply apart.
+            const bool attends = left[half] & FIRST_GROUP >> i / 2;
+            packed[i] = attends ? pack_bf16(pair[0], pair[1]) : 0;
+            totals[half] += attends ? pair[0] + pair[1] : 0;
         }
         left[0] <<= 2, left[1] <<= 2;
         add_step(sums, packed, values, from);

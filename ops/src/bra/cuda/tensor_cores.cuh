@@ -242,7 +242,7 @@ __global__ void __launch_bounds__(THREADS<RESIDENT, 16>, BLOCKS<D, RESIDENT, 16>
     starts += image * (g.regions() + 1), entries += image * g.regions() * topk;
     DYNAMIC_SHARED(bf16, shared);
     Pair<D, RESIDENT> held(g, shared, qkv, row, dout, v_dim);
-    for_each_chunk<RESIDENT>(g, 16, [&](int region, int first) {
+    for_each_chunk_by_work<RESIDENT>(g, starts, 16, [&](int region, int first) {
         const int count = tokens - first;
         const u32* routed = entries + starts[region];
         const int arriving = int(starts[region + 1] - starts[region]) * tokens;
@@ -338,7 +338,7 @@ __global__ void __launch_bounds__(THREADS<true, 8>, BLOCKS<D, true, 8>)
     starts += image * (g.regions() + 1), entries += image * g.regions() * topk;
     DYNAMIC_SHARED(bf16, shared);
     Pair<D, true> held(g, shared, qkv, row, dout, v_dim);
-    for_each_chunk<true>(g, 8, [&](int region, int first) {
+    for_each_chunk_by_work<true>(g, starts, 8, [&](int region, int first) {
         const int count = tokens - first;
         const u32* routed = entries + starts[region];
         const int arriving = int(starts[region + 1] - starts[region]) * tokens;

@@ -174,6 +174,7 @@ __device__ __forceinline__ void store_columns(const float (&columns)[GROUPS][PAR
             *reinterpret_cast<u32*>(to + 8 * i) = packed;
         }
     }
+    __syncwarp();
 }
 
 // The sum, or the largest, of a column: over the lanes that hold its rows.
@@ -293,5 +294,37 @@ __device__ __forceinline__ void for_each_chunk(const Geometry& g, int size, Work
     } else {
         for (int first = 0; first < g.region_tokens; first += warps * size)
             work(blockIdx.x, first + int(warp()) * size);
+    }
+}
+
+// What a chunk takes besides its queries, in regions of these: its keys are fetched, and their gradients stored.
+constexpr int PER_CHUNK = 2;
+
+// The same for work that grows with the regions whose queries attend to a chunk, those from starts[region] to
+// starts[region + 1]. If each warp takes its chunks by itself, these are neighbours, in shares of equal work: regions are
+// attended to by very different numbers of others.
+template <bool RESIDENT, typename Work>
+__device__ __forceinline__ void for_each_chunk_by_work(const Geometry& g, const u32* starts, int size, Work work) {
+    if (!RESIDENT) return for_each_chunk<false>(g, size, work);
+    const int warps = blockDim.x / 32, chunks = (g.region_tokens + size - 1) / size, count = g.regions() * chunks;
+    auto region_of = [&](int i) { return chunks == 1 ? i : i / chunks; };
+    auto work_before = [&](int i) {
+        const int region = region_of(i), chunk = i - region * chunks, first = starts[region];
+        return first * chunks + (chunk > 0 ? (int(starts[region + 1]) - first) * chunk : 0) + i * PER_CHUNK;
+    };
+    const int all = work_before(count);
+    // The number of chunks before the share of a warp.
+    auto begin = [&](int share) {
+        int before = 0;
+        for (int from = 0; from < count; from += 32) {
+            const int i = min(from + int(lane()), count);
+            before += __popc(__ballot_sync(~0u, work_before(i) * warps < share * all));
+        }
+        return before;
+    };
+    const int end = begin(warp() + 1);
+    for (int i = begin(warp()); i < end; i++) {
+        const int region = region_of(i);
+        work(region, (i - region * chunks) * size);
     }
 }

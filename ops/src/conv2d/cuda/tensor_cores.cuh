@@ -160,6 +160,7 @@ private:
 #pragma unroll
         for (int i = 0; i < OWN; i++) *reinterpret_cast<Pack<bf16>*>(stage.patches + to + i * STRIDE * DEPTH) = packs[i];
         channel += DEPTH;
+        __syncwarp(); // reconverges the lanes, which load matrices together
     }
 
     __device__ __forceinline__ void fetch_weights(Stage& stage, int at, bool exist) const {
