@@ -356,7 +356,7 @@ std::map<std::string, Known> make_table() {
         {"vote.sync.ballot.b32", {vote, {4, 1, 4}, Flow::TOGETHER}},
         {"bar.warp.sync", {meet, {4}, Flow::TOGETHER, 0}},
         {"bar.sync", {reach_barrier, {4}, Flow::BARRIER, 0}},
-        {"membar.gl", {fence, {}, Flow::ON, 0}},
+        {"fence.acq_rel.gpu", {fence, {}, Flow::ON, 0}},
         {"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32", {multiply, std::vector<uint32_t>(14, 4), Flow::TOGETHER, 4}},
         {"ldmatrix.sync.aligned.m8n8.x4.shared.b16", {load_matrices<false>, {4, 4, 4, 4, 4}, Flow::TOGETHER, 4}},
         {"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16", {load_matrices<true>, {4, 4, 4, 4, 4}, Flow::TOGETHER, 4}},
