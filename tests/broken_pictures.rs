@@ -4,8 +4,6 @@ mod common;
 
 use biformer::model::TensorFile;
 use biformer::trainer::checkpoint::Checkpoint;
-#[cfg(target_os = "linux")]
-use common::program::limited;
 use common::program::{biformer, command, copy_folder, fresh, text, unread, with_slashes};
 use common::samples;
 use serde_json::Value;
@@ -246,20 +244,6 @@ fn other_test_images_are_noticed() {
     fs::remove_file(moved.join("test/dark/0.png")).unwrap();
     biformer(&["train", "--resume", "--out", text(&run), "--data", text(&moved)]).ok();
     assert!(best().as_u64() >= Some(1));
-}
-
-#[test]
-#[cfg(target_os = "linux")]
-fn a_picture_is_not_decoded_where_there_is_no_memory_for_it() {
-    let folder = fresh("broken-no-memory");
-    let data = samples::image_folder(&folder.join("data"));
-    // 64 MB of grey, and as RGB three times as many.
-    image::GrayImage::new(8000, 8000).save(data.join("train/dark/large.png")).unwrap();
-    let check = ["check", "--data", text(&data), "--threads", "1"];
-    let said = limited("ulimit -v 200000", &check);
-    assert_eq!(said.status, Some(1), "{said:?}");
-    assert!(said.err.contains("large.png: 8000x8000 pixels take 256 MB of memory, which are not free"), "{said:?}");
-    biformer(&check).ok();
 }
 
 #[test]
