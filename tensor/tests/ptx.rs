@@ -81,9 +81,9 @@ static FAULTS: Module = Module {
             __shared__ bool last;
             out[thread_number()] = 1;
             if (threadIdx.x == 0) {
-                __threadfence();
+                fence();
                 last = last_ticket();
-                __threadfence();
+                fence();
             }
             __syncthreads();
             if (last) out[thread_number()] = load_fresh(out + 4 * lane() % 256).at[0];
@@ -93,9 +93,9 @@ static FAULTS: Module = Module {
             out[thread_number()] = 1;
             __syncthreads();
             if (threadIdx.x == 0) {
-                __threadfence();
+                fence();
                 last = last_ticket();
-                __threadfence();
+                fence();
             }
             out[thread_number()] = load_fresh(out + (thread_number() / 4 * 4 + 128) % 256).at[0];
         }
@@ -107,16 +107,16 @@ static FAULTS: Module = Module {
         __global__ void written_after_the_fence(u32* out) {
             __shared__ bool last;
             if (threadIdx.x == 0) {
-                __threadfence();
+                fence();
                 out[thread_number()] = 1;
                 last = last_ticket();
-                __threadfence();
+                fence();
             }
         }
         __global__ void a_block_without_a_ticket(u32* out) {
             out[thread_number()] = 1;
             if (blockIdx.x == 0) return;
-            if (!last_block(0, 2)) __threadfence();
+            if (!last_block(0, 2)) fence();
             out[thread_number()] = load_fresh(out + (thread_number() / 4 * 4 + 128) % 256).at[0];
         }
         __global__ void tickets_are_set_back(u32* out) {
