@@ -68,7 +68,8 @@ impl RunFolder {
     }
 
     /// If the epoch after which the checkpoint was written is the best so far, keeps a copy of the checkpoint. An
-    /// existing copy of an earlier epoch whose metrics are missing may be better, and is not replaced.
+    /// existing copy of an earlier epoch whose metrics are missing may be better, and is not replaced; one that was tested
+    /// on other images gets another name.
     pub fn keep_best(&self, of_checkpoint: usize, facts: &DataFacts) -> Result<()> {
         // The metrics of the checkpoint's own epoch may be missing, too.
         if self.last_and_best(facts)?.is_none_or(|both| both.map(|epoch| epoch.epoch) != [of_checkpoint; 2]) {
