@@ -6,7 +6,7 @@ use biformer::config::Changes;
 use biformer::model::TensorFile;
 use biformer::trainer::Trainer;
 use biformer::trainer::checkpoint::Checkpoint;
-use biformer::trainer::folder::metrics_in;
+use biformer::trainer::logs::metrics_in;
 use biformer::trainer::metrics::EpochMetrics;
 use common::program::{Ran, biformer, command, contents, place, text};
 use common::undisturbed::Undisturbed;

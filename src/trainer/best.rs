@@ -1,7 +1,8 @@
 //! The checkpoint of the best epoch, which a run folder keeps beside the last one.
 
 use super::checkpoint::{Checkpoint, FILE_NAME, Progress};
-use super::folder::{METRICS, RunFolder, kind, metrics_in};
+use super::folder::{RunFolder, kind};
+use super::logs::{METRICS, metrics_in};
 use super::metrics::EpochMetrics;
 use super::trained::DataFacts;
 use crate::printing::tell;

@@ -13,6 +13,7 @@
 //! | `images.rs` | [`Images`]: what a run learns from, and what it is tested on |
 //! | `folder.rs` | the run folder: configuration, metrics, pictures |
 //! | `best.rs` | the best epoch's checkpoint in it |
+//! | `logs.rs` | its metrics and timings, a line an epoch |
 //! | `metrics.rs` | what is measured of an epoch |
 //! | `failure.rs` | what a run that cannot go on says, and how it goes on |
 //! | `display.rs` | what a user sees while it trains |
@@ -25,6 +26,7 @@ mod display;
 mod failure;
 pub mod folder;
 mod images;
+pub mod logs;
 pub mod metrics;
 mod recorded;
 mod resume;
