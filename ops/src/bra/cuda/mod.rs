@@ -41,10 +41,9 @@ pub static KERNELS: Module = Module {
         "attend<T>",
         "attend_backward_queries<T>",
         "attend_backward_keys<T>",
-        "attend_on_tensor_cores<24|32|64|96, 1|2, false|true>",
+        "attend_on_tensor_cores<24|32|64|96, false|true>",
         "attend_backward_queries_on_tensor_cores<24|32|64|96, false|true>",
         "attend_backward_keys_on_tensor_cores<24|32|64|96, false|true>",
-        "attend_backward_few_keys_on_tensor_cores<24|32|64|96>",
         "attend_masked<24|32>",
         "attend_backward_masked<24|32>",
         "attend_single<24|32|64|96>",
@@ -295,24 +294,22 @@ fn invert(g: Geometry, routes: &Tensor) -> Result<(Tensor, Tensor)> {
 struct Form {
     /// Channels of a head.
     dim: usize,
-    /// Groups of eight queries per warp in the forward pass: one if a region has at most eight tokens, otherwise two.
-    groups: usize,
     /// Whether all keys and values of an image's head are in shared memory.
     resident: bool,
 }
 
 impl Form {
-    /// Tokens of a tile, as in `tiles.cuh`.
+    /// Tokens of a tile, and those that a warp owns at a time, as in `tiles.cuh`.
     const TILE: usize = 64;
+    const OWN_ROWS: usize = 16;
 
     /// `None` if tensor cores cannot be used: among other conditions, the addresses `maps` must be aligned to packs,
     /// and the scale must be positive, so that larger products mean larger scores.
     fn of(gpu: &Gpu, g: Geometry, dtype: DType, scale: f64, maps: &[u64]) -> Option<Form> {
         let [dim, v_dim] = g.head_dims();
         let known = dtype == DType::Bf16 && dim == v_dim && [24, 32, 64, 96].contains(&dim);
-        let groups = if g.regions.tokens() <= 8 { 1 } else { 2 };
         let properties = gpu.driver().properties();
-        let form = Form { dim, groups, resident: true };
+        let form = Form { dim, resident: true };
         // One block per head and image must be enough to fill the GPU.
         let fills = g.images * g.heads >= properties.multiprocessors;
         let resident = fills && form.shared(g) <= properties.shared_memory;
@@ -327,23 +324,16 @@ impl Form {
     }
 
     fn forward(self, g: Geometry, [qkv, routes]: [&Tensor; 2], scale: f64, [out, lse]: [&mut Tensor; 2]) -> Result<()> {
-        let kernel = format!("attend_on_tensor_cores<{}, {}, {}>", self.dim, self.groups, self.resident);
-        let launch =
-            self.launch(qkv, &kernel, g, 8 * self.groups)?.input(qkv)?.input(routes)?.number(scale, DType::F32);
+        let launch = self.launch(qkv, "attend", g)?.input(qkv)?.input(routes)?.number(scale, DType::F32);
         // SAFETY: as in `forward`; heads have the kernel's channels, and rows of qkv are whole packs.
         unsafe { with_geometry(launch.output(out)?.output(lse)?, g)?.run() }
     }
 
     fn backward_queries(self, g: Geometry, given: &Given<'_>, dqkv: &Out<'_>, delta: &mut Tensor) -> Result<()> {
-        let kernel = format!("attend_backward_queries_on_tensor_cores<{}, {}>", self.dim, self.resident);
-        let launch = self
-            .launch(given.qkv, &kernel, g, 8)?
-            .input(given.qkv)?
-            .input(given.routes)?
-            .number(given.scale, DType::F32);
-        let launch = launch.input(given.lse)?.input(given.dout)?.out(Some(dqkv)).output(delta)?;
+        let launch = self.launch(given.qkv, "attend_backward_queries", g)?.input(given.qkv)?.input(given.routes)?;
+        let launch = launch.number(given.scale, DType::F32).input(given.lse)?.input(given.dout)?;
         // SAFETY: as above; dqkv is like qkv.
-        unsafe { with_geometry(launch, g)?.run() }
+        unsafe { with_geometry(launch.out(Some(dqkv)).output(delta)?, g)?.run() }
     }
 
     fn backward_keys(
@@ -353,26 +343,22 @@ impl Form {
         [starts, entries, delta]: [&Tensor; 3],
         dqkv: &Out<'_>,
     ) -> Result<()> {
-        let (kernel, size) = match self {
-            Self { dim, groups: 1, resident: true } => (format!("attend_backward_few_keys_on_tensor_cores<{dim}>"), 8),
-            Self { dim, resident, .. } => (format!("attend_backward_keys_on_tensor_cores<{dim}, {resident}>"), 16),
-        };
-        let launch = self.launch(given.qkv, &kernel, g, size)?.input(given.qkv)?.input(starts)?.input(entries)?;
-        let launch = launch.number(given.scale, DType::F32).input(given.lse)?.input(delta)?.input(given.dout)?;
+        let launch = self.launch(given.qkv, "attend_backward_keys", g)?.input(given.qkv)?.input(starts)?;
+        let launch = launch.input(entries)?.number(given.scale, DType::F32).input(given.lse)?.input(delta)?;
         // SAFETY: as above; the lists are those of the routes.
-        unsafe { with_geometry(launch.out(Some(dqkv)), g)?.run() }
+        unsafe { with_geometry(launch.input(given.dout)?.out(Some(dqkv)), g)?.run() }
     }
 
-    /// Prepares the launch of a kernel whose warps take `size` tokens at a time. If the warps share the regions
-    /// (`resident`), a block has only as many warps as the minimum number of rounds needs; what further warps would
-    /// occupy is left to other blocks.
-    fn launch<'a>(self, qkv: &'a Tensor, kernel: &str, g: Geometry, size: usize) -> Result<Launch<'a>> {
-        let chunks = g.regions.count() * g.regions.tokens().div_ceil(size);
+    /// Prepares the launch of one of the kernels. If warps share the regions (`resident`), a block has only as many as
+    /// the minimum number of rounds needs; what further warps would occupy is left to other blocks.
+    fn launch<'a>(self, qkv: &'a Tensor, kernel: &str, g: Geometry) -> Result<Launch<'a>> {
+        let chunks = g.regions.count() * g.regions.tokens().div_ceil(Self::OWN_ROWS);
         let (regions, warps) = match self.resident {
             true => (1, chunks.div_ceil(chunks.div_ceil(WARPS))),
-            false => (g.regions.count(), Self::TILE / size),
+            false => (g.regions.count(), Self::TILE / Self::OWN_ROWS),
         };
-        let launch = KERNELS.launch_on(qkv, kernel)?.threads(32 * warps).shared(self.shared(g));
+        let kernel = format!("{kernel}_on_tensor_cores<{}, {}>", self.dim, self.resident);
+        let launch = KERNELS.launch_on(qkv, &kernel)?.threads(32 * warps).shared(self.shared(g));
         Ok(launch.grid([regions, g.heads, g.images]))
     }
 }

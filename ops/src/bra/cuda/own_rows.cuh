@@ -1,7 +1,7 @@
 // Products in which a warp owns rows, sixteen a tile, and iterates over the others in steps of sixteen, which are columns:
-// the building blocks of masked.cuh and single.cuh, and in part of a kernel in tensor_cores.cuh. S = Q·Kᵀ comes out laid out
-// as the left operand of P·V. A lane has rows lane / 4 and lane / 4 + 8 of a tile, its two `halves`, and of each group of
-// eight columns, two a step, columns 2p and 2p + 1 (p = lane % 4).
+// the building blocks of all attention on tensor cores. S = Q·Kᵀ comes out laid out as the left operand of P·V. A lane has
+// rows lane / 4 and lane / 4 + 8 of a tile, its two `halves`, and of each group of eight columns, two a step, columns 2p and
+// 2p + 1 (p = lane % 4).
 
 #pragma once
 #include "tiles.cuh"
@@ -105,6 +105,14 @@ __device__ __forceinline__ void multiply_step(float (&products)[2][4], const Own
     }
 }
 
+// Masks the scores of columns from `count` on, which are not keys, in steps of sixteen columns each.
+template <int N>
+__device__ __forceinline__ void hide_columns(int count, float (&scores)[N][2][4]) {
+#pragma unroll
+    for (int i = 0; i < 8 * N; i++)
+        if (i / 4 * 8 + int(lane()) % 4 * 2 + i % 2 >= count) scores[i / 8][i / 4 % 2][i % 4] = -INFINITY;
+}
+
 // Weights (16 rows, two groups of 8 columns) as a left operand.
 __device__ __forceinline__ void pack(u32 (&left)[4], const float (&weights)[2][4]) {
 #pragma unroll
@@ -153,23 +161,22 @@ struct PixelsOfRows {
     int of_half[2];
 };
 
-// The same of sixteen rows of which `count` exist; past the last row, where that lies.
+// The same of sixteen rows of which `count` exist; past the last one, even if that came before these sixteen, where it lies.
 template <typename Pixel>
 __device__ __forceinline__ PixelsOfRows find_rows(int count, Pixel pixel) {
-    return {{pixel(max(min(own_row(0), count - 1), 0)), pixel(max(min(own_row(1), count - 1), 0))}};
+    return {{pixel(min(own_row(0), count - 1)), pixel(min(own_row(1), count - 1))}};
 }
 
-// Sixteen rows of a map as a left factor, straight from memory; zeros where there is no row.
+// Sixteen rows of a map as a left factor, straight from memory: with what `find_rows` put in the place of rows that do not
+// exist, of which nothing is stored.
 template <int D>
-__device__ __forceinline__ void load_rows(u32 (&to)[PARTS<D>][4], const bf16* map, int stride, int count,
-                                          const PixelsOfRows& pixels) {
+__device__ __forceinline__ void load_rows(u32 (&to)[PARTS<D>][4], const bf16* map, int stride, const PixelsOfRows& pixels) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const bf16* from = map + i64(pixels.of_half[half]) * stride + lane() % 4 * 2;
 #pragma unroll
         for (int i = 0; i < 2 * PARTS<D>; i++)
-            to[i / 2][i % 2 * 2 + half] =
-                own_row(half) < count && i < D / 8 ? *reinterpret_cast<const u32*>(from + 8 * i) : 0;
+            to[i / 2][i % 2 * 2 + half] = i < D / 8 ? *reinterpret_cast<const u32*>(from + 8 * i) : 0;
     }
 }
 

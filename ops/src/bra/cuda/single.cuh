@@ -63,13 +63,6 @@ struct OwnTokens {
     }
 };
 
-// Masks the scores of columns from `count` on, which are not keys.
-__device__ __forceinline__ void hide_columns(int count, float (&scores)[STEPS][2][4]) {
-#pragma unroll
-    for (int i = 0; i < 8 * STEPS; i++)
-        if (i / 4 * 8 + int(lane()) % 4 * 2 + i % 2 >= count) scores[i / 8][i / 4 % 2][i % 4] = -INFINITY;
-}
-
 // out (N, H, W, C) and lse (N, heads, H·W), as `attend` of attention.cuh.
 template <int D>
 __global__ void __launch_bounds__(SINGLE_THREADS, D > 32 ? 3 : 6)

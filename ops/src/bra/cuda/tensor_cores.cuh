@@ -1,9 +1,8 @@
 // Attention in bf16 on tensor cores, for heads whose queries, keys and values have D channels: 24, 32, 64 or 96.
 //
-// Keys are the rows of each product and queries its columns, in groups of eight, so that regions of 4, 16 or 64 queries
-// waste as little of a product as possible. A warp takes one or two groups (GROUPS) and iterates over their keys in
-// tiles of 64. With S = K·Qᵀ a query's scores lie in one column, spread over eight lanes; P = exp(S), whose 8x8
-// fragments are transposed in registers, is the right operand of Oᵀ = Vᵀ·P.
+// A warp owns sixteen queries, as rows, and iterates over their keys in tiles of 64; backward, it then owns sixteen keys,
+// and iterates over the queries that are routed to them. (Of regions of fewer tokens, rows are left empty. Those of maps
+// so small are mostly left to masked.cuh.)
 //
 // Keys and values are staged in shared memory. If all those of one head of an image fit (RESIDENT), a block handles
 // that head (blockIdx.y) of that image (blockIdx.z), and its warps share the regions: what is routed to k times is read
@@ -13,90 +12,91 @@
 #pragma once
 #include "own_rows.cuh"
 
-// The state of one warp's queries while it iterates over their keys.
-template <int D, int GROUPS>
-struct Attending {
-    u32 queries[GROUPS][PARTS<D>][2];
-    float outputs[GROUPS][PARTS<D>][4];
-    // For columns 2p and 2p + 1, with p = lane % 4: the largest score so far, as an exponent of two, and the sum of the
-    // weights relative to it.
-    float most[GROUPS][2], sum[GROUPS][2];
-
-    __device__ __forceinline__ void begin() {
+// products (16 own rows, two groups of 8 columns) = own·rowsᵀ, for the rows of a step.
+template <int D, bool RESIDENT>
+__device__ __forceinline__ void multiply_step(float (&products)[2][4], const u32 (&own)[PARTS<D>][4], Rows<D> rows,
+                                              const TileRows<RESIDENT>& at, int step) {
+    const Row row = at.right(rows, step);
 #pragma unroll
-        for (int group = 0; group < GROUPS; group++) {
-#pragma unroll
-            for (int part = 0; part < PARTS<D>; part++)
-#pragma unroll
-                for (int i = 0; i < 4; i++) outputs[group][part][i] = 0;
-#pragma unroll
-            for (int column = 0; column < 2; column++) most[group][column] = -INFINITY, sum[group][column] = 0;
-        }
+    for (int part = 0; part < PARTS<D>; part++) {
+        u32 right[4];
+        load_matrices(right, row.at(part * 16 + lane() / 8 % 2 * 8));
+        multiply_part(products, own[part], right, part);
     }
+}
+
+// sums (16 own rows, D channels) += weights·rows, for the rows of a step.
+template <int D, bool RESIDENT>
+__device__ __forceinline__ void add_step(float (&sums)[2 * PARTS<D>][4], const u32 (&weights)[4], Rows<D> rows,
+                                         const TileRows<RESIDENT>& at, int step) {
+    const Row row = at.left(rows, step);
+#pragma unroll
+    for (int part = 0; part < PARTS<D>; part++) {
+        u32 right[4];
+        load_transposed(right, row.at(part * 16 + lane() / 16 * 8));
+        multiply_add(sums[2 * part], weights, {right[0], right[1]});
+        multiply_add(sums[2 * part + 1], weights, {right[2], right[3]});
+    }
+}
+
+// The state of one warp's queries while it iterates over their keys.
+template <int D>
+struct Attending {
+    u32 queries[PARTS<D>][4];
+    float outputs[2 * PARTS<D>][4] = {};
+    // Of each half: the largest score so far, as an exponent of two, and the sum of this lane's weights relative to it.
+    float most[2] = {-INFINITY, -INFINITY}, sum[2] = {};
 
     // Processes a tile of which the first `count` rows are keys. The scale is positive, so the largest product gives
     // the largest score.
     template <bool RESIDENT>
     __device__ __forceinline__ void attend(Rows<D> keys, Rows<D> values, const TileRows<RESIDENT>& at, int count,
                                            float scale) {
-        float scores[STEPS][GROUPS][4];
+        float weights[STEPS][2][4];
 #pragma unroll
-        for (int step = 0; step < STEPS; step++) step_product(scores[step], keys, at, step, queries);
-        if (count < TILE) hide_behind(count, scores);
+        for (int step = 0; step < STEPS; step++) multiply_step(weights[step], queries, keys, at, step);
+        if (count < TILE) hide_columns(count, weights);
 #pragma unroll
-        for (int group = 0; group < GROUPS; group++) {
+        for (int half = 0; half < 2; half++) {
+            float largest = -INFINITY;
 #pragma unroll
-            for (int column = 0; column < 2; column++) {
-                float largest = -INFINITY;
+            for (int i = 0; i < 4 * STEPS; i++)
+                largest = fmaxf(largest, weights[i / 4][i / 2 % 2][half * 2 + i % 2]);
+            const float now = fmaxf(most[half], row_max(largest) * scale), shrink = exp2_fast(most[half] - now);
+            most[half] = now, sum[half] *= shrink;
 #pragma unroll
-                for (int step = 0; step < STEPS; step++)
-#pragma unroll
-                    for (int half = 0; half < 2; half++) largest = fmaxf(largest, scores[step][group][half * 2 + column]);
-                float now = fmaxf(most[group][column], column_max(largest) * scale), total = 0;
-#pragma unroll
-                for (int step = 0; step < STEPS; step++)
-#pragma unroll
-                    for (int half = 0; half < 2; half++) {
-                        float& weight = scores[step][group][half * 2 + column];
-                        weight = exp2_fast(weight * scale - now);
-                        total += weight;
-                    }
-                float shrink = exp2_fast(most[group][column] - now);
-                sum[group][column] = sum[group][column] * shrink + column_sum(total);
-                most[group][column] = now;
-#pragma unroll
-                for (int part = 0; part < PARTS<D>; part++) {
-                    outputs[group][part][column] *= shrink;
-                    outputs[group][part][2 + column] *= shrink;
-                }
+            for (int i = 0; i < 4 * STEPS; i++) {
+                float& weight = weights[i / 4][i / 2 % 2][half * 2 + i % 2];
+                weight = exp2_fast(weight * scale - now);
+                sum[half] += weight;
             }
+#pragma unroll
+            for (int i = 0; i < 4 * PARTS<D>; i++) outputs[i / 2][half * 2 + i % 2] *= shrink;
         }
 #pragma unroll
-        for (int step = 0; step < STEPS; step++) add_weighted(outputs, values, at, step, scores[step]);
+        for (int step = 0; step < STEPS; step++) {
+            u32 left[4];
+            pack(left, weights[step]);
+            add_step(outputs, left, values, at, step);
+        }
     }
 
-    template <typename Pixel>
-    __device__ __forceinline__ void finish(bf16* out, int stride, float* lse, int count, Pixel pixel) {
-        const OwnColumn<GROUPS> own;
-        if (own.query < count) lse[pixel(own.query)] = (own.of(most) + log2_fast(own.of(sum))) * LN_2;
+    __device__ __forceinline__ void finish(bf16* out, int stride, float* lse, int count, const PixelsOfRows& pixels) {
 #pragma unroll
-        for (int group = 0; group < GROUPS; group++)
+        for (int half = 0; half < 2; half++) {
+            const float total = row_sum(sum[half]), inverse = reciprocal_fast(total);
+            if (lane() % 4 == 0 && own_row(half) < count)
+                lse[pixels.of_half[half]] = (most[half] + log2_fast(total)) * LN_2;
 #pragma unroll
-            for (int column = 0; column < 2; column++) {
-                float inverse = reciprocal_fast(sum[group][column]);
-#pragma unroll
-                for (int part = 0; part < PARTS<D>; part++) {
-                    outputs[group][part][column] *= inverse;
-                    outputs[group][part][2 + column] *= inverse;
-                }
-            }
-        store_columns<D>(outputs, out, stride, count, 0, pixel);
+            for (int i = 0; i < 4 * PARTS<D>; i++) outputs[i / 2][half * 2 + i % 2] *= inverse;
+        }
+        store_rows(outputs, D / 8, out, stride, count, 0, pixels);
     }
 };
 
 // out (N, H, W, C) and lse (N, heads, H·W), as `attend` of attention.cuh.
-template <int D, int GROUPS, bool RESIDENT>
-__global__ void __launch_bounds__(THREADS<RESIDENT, GROUPS * 8>, BLOCKS<D, RESIDENT, GROUPS * 8>)
+template <int D, bool RESIDENT>
+__global__ void __launch_bounds__(THREADS<RESIDENT>, BLOCKS<D, RESIDENT>)
     attend_on_tensor_cores(const bf16* qkv, const u32* routes, float scale, bf16* out, float* lse, GEOMETRY) {
     const Geometry g = THE_GEOMETRY;
     const i64 image = blockIdx.z, head = blockIdx.y;
@@ -107,25 +107,24 @@ __global__ void __launch_bounds__(THREADS<RESIDENT, GROUPS * 8>, BLOCKS<D, RESID
     routes += image * g.regions() * topk;
     DYNAMIC_SHARED(bf16, shared);
     Pair<D, RESIDENT> held(g, shared, qkv + qk_dim, row, qkv + 2 * qk_dim, row);
-    for_each_chunk<RESIDENT>(g, GROUPS * 8, [&](int region, int first) {
+    for_each_chunk<RESIDENT>(g, [&](int region, int first) {
         const int count = g.region_tokens - first;
-        auto query = [&](int i) { return g.pixel(region, first + i); };
         auto routed = [&](int i) { return int(routes[region * topk + i]); };
-        Attending<D, GROUPS> attending;
-        load_columns<D>(attending.queries, qkv, row, count, query);
-        attending.begin();
+        const PixelsOfRows pixels = find_rows(count, [&](int i) { return g.pixel(region, first + i); });
+        Attending<D> attending;
+        load_rows<D>(attending.queries, qkv, row, pixels);
         held.for_each_tile(g, g.keys(), routed, Nothing(), [&](const TileRows<RESIDENT>& rows, int keys, Nothing) {
             attending.attend(held.first, held.second, rows, keys, scale * LOG2_E);
         });
-        attending.finish(out, v_dim, lse, count, query);
+        attending.finish(out, v_dim, lse, count, pixels);
     });
 }
 
-// The queries' part of dqkv, and delta, as `attend_backward_queries` of attention.cuh: dS = P∘(dP − delta), dQ =
-// s·dSᵀ·k. If the keys fit in one tile, its scores serve both passes. P and dP of a single group of queries already
-// take all the registers that a warp can have.
+// The queries' part of dqkv, and delta, as `attend_backward_queries` of attention.cuh: dS = P∘(dP − delta), dQ = s·dS·K.
+// Delta, the sum of P∘dP over all keys, comes first. If these fit in one tile, P and dP stay in registers; otherwise they
+// are computed twice.
 template <int D, bool RESIDENT>
-__global__ void __launch_bounds__(THREADS<RESIDENT, 8>, D > 32 ? 1 : 2)
+__global__ void __launch_bounds__(THREADS<RESIDENT>, BLOCKS<D, RESIDENT>)
     attend_backward_queries_on_tensor_cores(const bf16* qkv, const u32* routes, float scale, const float* lse,
                                             const bf16* dout, bf16* dqkv, int accumulate, float* delta, GEOMETRY) {
     const Geometry g = THE_GEOMETRY;
@@ -137,68 +136,79 @@ __global__ void __launch_bounds__(THREADS<RESIDENT, 8>, D > 32 ? 1 : 2)
     routes += image * g.regions() * topk;
     DYNAMIC_SHARED(bf16, shared);
     Pair<D, RESIDENT> held(g, shared, qkv + qk_dim, row, qkv + 2 * qk_dim, row);
-    for_each_chunk<RESIDENT>(g, 8, [&](int region, int first) {
+    for_each_chunk<RESIDENT>(g, [&](int region, int first) {
         const int count = g.region_tokens - first;
-        auto query = [&](int i) { return g.pixel(region, first + i); };
         auto routed = [&](int i) { return int(routes[region * topk + i]); };
-        u32 queries[1][PARTS<D>][2], upstream[1][PARTS<D>][2];
-        load_columns<D>(queries, qkv, row, count, query);
-        load_columns<D>(upstream, dout, v_dim, count, query);
-        float gradients[1][PARTS<D>][4], denominators[2], deltas[1][2];
+        const PixelsOfRows pixels = find_rows(count, [&](int i) { return g.pixel(region, first + i); });
+        u32 queries[PARTS<D>][4], upstream[PARTS<D>][4];
+        load_rows<D>(queries, qkv, row, pixels);
+        load_rows<D>(upstream, dout, v_dim, pixels);
+        float gradients[2 * PARTS<D>][4] = {}, denominators[2], deltas[2] = {};
 #pragma unroll
-        for (int part = 0; part < PARTS<D>; part++)
+        for (int half = 0; half < 2; half++) denominators[half] = lse[pixels.of_half[half]] * LOG2_E;
+        // Of products with a step's keys and values: P, whose P∘dP is added to `sums`.
+        auto weigh = [&](float (&products)[2][4], const float (&slopes)[2][4], float (&sums)[2]) {
 #pragma unroll
-            for (int i = 0; i < 4; i++) gradients[0][part][i] = 0;
+            for (int i = 0; i < 8; i++) {
+                float& weight = products[i / 4][i % 4];
+                weight = exp2_fast(weight * (scale * LOG2_E) - denominators[i / 2 % 2]);
+                sums[i / 2 % 2] += weight * slopes[i / 4][i % 4];
+            }
+        };
+        auto add = [&](const TileRows<RESIDENT>& rows, int step, float (&weights)[2][4], const float (&slopes)[2][4]) {
+            u32 left[4];
 #pragma unroll
-        for (int column = 0; column < 2; column++) {
-            int i = lane() % 4 * 2 + column;
-            // Past the region's last query, use the last one again, even in a chunk that lies past the region, and
-            // perhaps past the map.
-            denominators[column] = lse[query(min(i, count - 1))] * LOG2_E;
-            deltas[0][column] = 0;
-        }
-        const bool one_tile = g.keys() <= TILE;
-        for (int pass = one_tile ? 1 : 0; pass < 2; pass++) {
-            held.for_each_tile(g, g.keys(), routed, Nothing(), [&](const TileRows<RESIDENT>& rows, int keys, Nothing) {
-                float scores[STEPS][1][4], slopes[STEPS][1][4];
+            for (int i = 0; i < 8; i++) weights[i / 4][i % 4] *= slopes[i / 4][i % 4] - deltas[i / 2 % 2];
+            pack(left, weights);
+            add_step(gradients, left, held.first, rows, step);
+        };
+        if (g.keys() <= TILE) {
+            held.with_tile(g, 0, g.keys(), routed, Nothing(), [&](const TileRows<RESIDENT>& rows, int keys, Nothing) {
+                float weights[STEPS][2][4], slopes[STEPS][2][4];
 #pragma unroll
                 for (int step = 0; step < STEPS; step++) {
-                    step_product(scores[step], held.first, rows, step, queries);
-                    step_product(slopes[step], held.second, rows, step, upstream);
+                    multiply_step(weights[step], queries, held.first, rows, step);
+                    multiply_step(slopes[step], upstream, held.second, rows, step);
                 }
-                if (keys < TILE) hide_behind(keys, scores);
+                if (keys < TILE) hide_columns(keys, weights);
 #pragma unroll
-                for (int column = 0; column < 2; column++) {
-                    float sum = 0;
+                for (int step = 0; step < STEPS; step++) weigh(weights[step], slopes[step], deltas);
 #pragma unroll
-                    for (int step = 0; step < STEPS; step++)
+                for (int half = 0; half < 2; half++) deltas[half] = row_sum(deltas[half]);
 #pragma unroll
-                        for (int half = 0; half < 2; half++) {
-                            float& score = scores[step][0][half * 2 + column];
-                            score = exp2_fast(score * (scale * LOG2_E) - denominators[column]);
-                            sum += score * slopes[step][0][half * 2 + column];
-                        }
-                    if (pass == 0 || one_tile) deltas[0][column] += column_sum(sum);
+                for (int step = 0; step < STEPS; step++) add(rows, step, weights[step], slopes[step]);
+            });
+        } else {
+            float weights[1][2][4], slopes[2][4], unused[2] = {};
+            auto multiply = [&](const TileRows<RESIDENT>& rows, int step, int keys) {
+                multiply_step(weights[0], queries, held.first, rows, step);
+                multiply_step(slopes, upstream, held.second, rows, step);
+                if (keys < TILE) hide_columns(keys - step * 16, weights);
+            };
+            held.for_each_tile(g, g.keys(), routed, Nothing(), [&](const TileRows<RESIDENT>& rows, int keys, Nothing) {
 #pragma unroll
-                    for (int step = 0; step < STEPS; step++)
-#pragma unroll
-                        for (int half = 0; half < 2; half++) {
-                            int i = half * 2 + column;
-                            scores[step][0][i] *= slopes[step][0][i] - deltas[0][column];
-                        }
+                for (int step = 0; step < STEPS; step++) {
+                    multiply(rows, step, keys);
+                    weigh(weights[0], slopes, deltas);
                 }
-                if (pass == 0) return;
+            });
 #pragma unroll
-                for (int step = 0; step < STEPS; step++) add_weighted(gradients, held.first, rows, step, scores[step]);
+            for (int half = 0; half < 2; half++) deltas[half] = row_sum(deltas[half]);
+            held.for_each_tile(g, g.keys(), routed, Nothing(), [&](const TileRows<RESIDENT>& rows, int keys, Nothing) {
+#pragma unroll
+                for (int step = 0; step < STEPS; step++) {
+                    multiply(rows, step, keys);
+                    weigh(weights[0], slopes, unused);
+                    add(rows, step, weights[0], slopes);
+                }
             });
         }
 #pragma unroll
-        for (int part = 0; part < PARTS<D>; part++)
+        for (int i = 0; i < 8 * PARTS<D>; i++) gradients[i / 4][i % 4] *= scale;
 #pragma unroll
-            for (int i = 0; i < 4; i++) gradients[0][part][i] *= scale;
-        const OwnColumn<1> own;
-        if (own.query < count) delta[query(own.query)] = own.of(deltas);
-        store_columns<D>(gradients, dqkv, row, count, accumulate, query);
+        for (int half = 0; half < 2; half++)
+            if (lane() % 4 == 0 && own_row(half) < count) delta[pixels.of_half[half]] = deltas[half];
+        store_rows(gradients, D / 8, dqkv, row, count, accumulate, pixels);
     });
 }
 
@@ -228,7 +238,7 @@ struct QueriesOfTile {
 // iterates over the queries of all regions that are routed to them: dV = P·dO and dK = s·dS·q, where P and dS (16 keys,
 // 16 queries) come out of the preceding products already laid out as left operands.
 template <int D, bool RESIDENT>
-__global__ void __launch_bounds__(THREADS<RESIDENT, 16>, BLOCKS<D, RESIDENT, 16>)
+__global__ void __launch_bounds__(THREADS<RESIDENT>, BLOCKS<D, RESIDENT>)
     attend_backward_keys_on_tensor_cores(const bf16* qkv, const u32* starts, const u32* entries, float scale,
                                          const float* lse, const float* delta, const bf16* dout, bf16* dqkv,
                                          int accumulate, GEOMETRY) {
@@ -242,139 +252,47 @@ __global__ void __launch_bounds__(THREADS<RESIDENT, 16>, BLOCKS<D, RESIDENT, 16>
     starts += image * (g.regions() + 1), entries += image * g.regions() * topk;
     DYNAMIC_SHARED(bf16, shared);
     Pair<D, RESIDENT> held(g, shared, qkv, row, dout, v_dim);
-    for_each_chunk_by_work<RESIDENT>(g, starts, 16, [&](int region, int first) {
+    for_each_chunk_by_work<RESIDENT>(g, starts, [&](int region, int first) {
         const int count = tokens - first;
         const u32* routed = entries + starts[region];
         const int arriving = int(starts[region + 1] - starts[region]) * tokens;
-        auto key = [&](int i) { return g.pixel(region, first + i); };
         auto chooser = [&](int i) { return int(routed[i]); };
+        const PixelsOfRows pixels = find_rows(count, [&](int i) { return g.pixel(region, first + i); });
         u32 keys[PARTS<D>][4], values[PARTS<D>][4];
-        const PixelsOfRows pixels = find_rows(count, key);
-        load_rows<D>(keys, qkv + qk_dim, row, count, pixels);
-        load_rows<D>(values, qkv + 2 * qk_dim, row, count, pixels);
-        float dkeys[2 * PARTS<D>][4], dvalues[2 * PARTS<D>][4];
-#pragma unroll
-        for (int part = 0; part < 2 * PARTS<D>; part++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) dkeys[part][i] = dvalues[part][i] = 0;
+        load_rows<D>(keys, qkv + qk_dim, row, pixels);
+        load_rows<D>(values, qkv + 2 * qk_dim, row, pixels);
+        float dkeys[2 * PARTS<D>][4] = {}, dvalues[2 * PARTS<D>][4] = {};
         auto load = [&](int here, int from) { return QueriesOfTile(g, chooser, here, from, lse, delta); };
         held.for_each_tile(g, arriving, chooser, load, [&](const TileRows<RESIDENT>& rows, int here, const QueriesOfTile& queries) {
 #pragma unroll
             for (int step = 0; step < STEPS; step++) {
                 if (step * 16 >= here) break;
-                float scores[2][4] = {}, slopes[2][4] = {}; // (16 keys, 8 queries) twice
-                const Row query_rows = rows.transposed(held.first, step);
-                const Row upstream_rows = rows.transposed(held.second, step);
+                float weights[2][4], slopes[2][4];
+                multiply_step(weights, keys, held.first, rows, step);
+                multiply_step(slopes, values, held.second, rows, step);
 #pragma unroll
-                for (int part = 0; part < PARTS<D>; part++) {
-                    u32 right[4];
-                    int channel = part * 16 + lane() / 8 % 2 * 8;
-                    load_matrices(right, query_rows.at(channel));
-                    multiply_add(scores[0], keys[part], {right[0], right[1]});
-                    multiply_add(scores[1], keys[part], {right[2], right[3]});
-                    load_matrices(right, upstream_rows.at(channel));
-                    multiply_add(slopes[0], values[part], {right[0], right[1]});
-                    multiply_add(slopes[1], values[part], {right[2], right[3]});
-                }
-                u32 p[4], ds[4];
-#pragma unroll
-                for (int group = 0; group < 2; group++) {
+                for (int group = 0; group < 2; group++)
 #pragma unroll
                     for (int column = 0; column < 2; column++) {
                         const int base = step * 16 + group * 8, offset = lane() % 4 * 2 + column;
                         const float denominator = queries.denominators.at(base, offset), own = queries.deltas.at(base, offset);
 #pragma unroll
                         for (int half = 0; half < 2; half++) {
-                            float& score = scores[group][half * 2 + column];
-                            float& slope = slopes[group][half * 2 + column];
-                            score = exp2_fast(score * (scale * LOG2_E) - denominator);
-                            slope = score * (slope - own);
+                            float &weight = weights[group][half * 2 + column], &slope = slopes[group][half * 2 + column];
+                            weight = exp2_fast(weight * (scale * LOG2_E) - denominator);
+                            slope = weight * (slope - own);
                         }
                     }
-#pragma unroll
-                    for (int half = 0; half < 2; half++) {
-                        p[group * 2 + half] = pack_bf16(scores[group][half * 2], scores[group][half * 2 + 1]);
-                        ds[group * 2 + half] = pack_bf16(slopes[group][half * 2], slopes[group][half * 2 + 1]);
-                    }
-                }
-                const Row queries_in_order = rows.plain(held.first, step);
-                const Row upstream_in_order = rows.plain(held.second, step);
-#pragma unroll
-                for (int part = 0; part < PARTS<D>; part++) {
-                    u32 right[4];
-                    int channel = part * 16 + lane() / 16 * 8;
-                    load_transposed(right, upstream_in_order.at(channel));
-                    multiply_add(dvalues[part * 2], p, {right[0], right[1]});
-                    multiply_add(dvalues[part * 2 + 1], p, {right[2], right[3]});
-                    load_transposed(right, queries_in_order.at(channel));
-                    multiply_add(dkeys[part * 2], ds, {right[0], right[1]});
-                    multiply_add(dkeys[part * 2 + 1], ds, {right[2], right[3]});
-                }
+                u32 left[4];
+                pack(left, weights);
+                add_step(dvalues, left, held.second, rows, step);
+                pack(left, slopes);
+                add_step(dkeys, left, held.first, rows, step);
             }
         });
 #pragma unroll
-        for (int part = 0; part < 2 * PARTS<D>; part++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) dkeys[part][i] *= scale;
+        for (int i = 0; i < 8 * PARTS<D>; i++) dkeys[i / 4][i % 4] *= scale;
         store_rows(dkeys, D / 8, dqkv + qk_dim, row, count, accumulate, pixels);
         store_rows(dvalues, D / 8, dqkv + 2 * qk_dim, row, count, accumulate, pixels);
-    });
-}
-
-// The same for regions of up to eight tokens, which would leave half of the rows or more without a key. Here keys are the
-// columns, as queries are in the kernels before, and the rows are the queries: dV = dOᵀ·P and dK = s·qᵀ·dS.
-template <int D>
-__global__ void __launch_bounds__(THREADS<true, 8>, BLOCKS<D, true, 8>)
-    attend_backward_few_keys_on_tensor_cores(const bf16* qkv, const u32* starts, const u32* entries, float scale,
-                                             const float* lse, const float* delta, const bf16* dout, bf16* dqkv,
-                                             int accumulate, GEOMETRY) {
-    const Geometry g = THE_GEOMETRY;
-    const i64 image = blockIdx.z, head = blockIdx.y;
-    const int row = g.row(), qk_dim = g.qk_dim(), v_dim = g.v_dim();
-    const Divisor tokens = g.region_tokens;
-    qkv += image * g.tokens() * row + head * D, dqkv += image * g.tokens() * row + head * D;
-    dout += image * g.tokens() * v_dim + head * D;
-    lse += (image * heads + head) * g.tokens(), delta += (image * heads + head) * g.tokens();
-    starts += image * (g.regions() + 1), entries += image * g.regions() * topk;
-    DYNAMIC_SHARED(bf16, shared);
-    Pair<D, true> held(g, shared, qkv, row, dout, v_dim);
-    for_each_chunk_by_work<true>(g, starts, 8, [&](int region, int first) {
-        const int count = tokens - first;
-        const u32* routed = entries + starts[region];
-        const int arriving = int(starts[region + 1] - starts[region]) * tokens;
-        auto key = [&](int i) { return g.pixel(region, first + i); };
-        auto chooser = [&](int i) { return int(routed[i]); };
-        u32 keys[1][PARTS<D>][2], values[1][PARTS<D>][2];
-        load_columns<D>(keys, qkv + qk_dim, row, count, key);
-        load_columns<D>(values, qkv + 2 * qk_dim, row, count, key);
-        float dkeys[1][PARTS<D>][4] = {}, dvalues[1][PARTS<D>][4] = {};
-        auto load = [&](int here, int from) { return QueriesOfTile(g, chooser, here, from, lse, delta); };
-        held.for_each_tile(g, arriving, chooser, load, [&](const TileRows<true>& rows, int here, const QueriesOfTile& queries) {
-#pragma unroll
-            for (int step = 0; step < STEPS; step++) {
-                if (step * 16 >= here) break;
-                float scores[1][4], slopes[1][4];
-                step_product(scores, held.first, rows, step, keys);
-                step_product(slopes, held.second, rows, step, values);
-#pragma unroll
-                for (int half = 0; half < 2; half++) {
-                    const int base = step * 16 + half * 8, offset = lane() / 4;
-                    const float denominator = queries.denominators.at(base, offset), own = queries.deltas.at(base, offset);
-#pragma unroll
-                    for (int i = half * 2; i < half * 2 + 2; i++) {
-                        scores[0][i] = exp2_fast(scores[0][i] * (scale * LOG2_E) - denominator);
-                        slopes[0][i] = scores[0][i] * (slopes[0][i] - own);
-                    }
-                }
-                add_weighted(dvalues, held.second, rows, step, scores);
-                add_weighted(dkeys, held.first, rows, step, slopes);
-            }
-        });
-#pragma unroll
-        for (int part = 0; part < PARTS<D>; part++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) dkeys[0][part][i] *= scale;
-        store_columns<D>(dkeys, dqkv + qk_dim, row, count, accumulate, key);
-        store_columns<D>(dvalues, dqkv + 2 * qk_dim, row, count, accumulate, key);
     });
 }

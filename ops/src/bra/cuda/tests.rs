@@ -80,8 +80,7 @@ fn every_form_agrees_with_the_cpu() {
             let there = |tensor: &Tensor| tensor.to_device(&device).unwrap();
             let (qkv, routes, dout) = (there(&qkv), there(&routes), there(&dout));
             let (starts, entries) = invert(g, &routes).unwrap();
-            let forms =
-                [(1, false), (1, true), (2, false), (2, true)].map(|(groups, resident)| Form { dim, groups, resident });
+            let forms = [false, true].map(|resident| Form { dim, resident });
             let single = Single::of(g, dim).map(Way::Single);
             let masked = Masked { dim };
             let masked = (Masked::suits(g) && masked.fits(&gpu, g)).then_some(Way::Masked(masked));

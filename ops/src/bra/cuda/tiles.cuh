@@ -1,5 +1,5 @@
-// Tiles of tokens in shared memory, and their products on tensor cores: the building blocks of tensor_cores.cuh,
-// masked.cuh and single.cuh.
+// Tokens of a head in shared memory: rows of channels, tiles of rows, and how blocks and warps divide them. Of these,
+// tensor_cores.cuh, masked.cuh and single.cuh are built.
 
 #pragma once
 #include "geometry.cuh"
@@ -41,21 +41,6 @@ __device__ __forceinline__ void put_pairs(bf16* to, Pack<u32, N> own, int accumu
     store_at_once(to, own.at);
 }
 
-// Queries (or their upstream gradients) as right operands: groups of eight columns, PADDED<D> rows. A lane holds
-// elements of column lane / 4, loaded directly from global memory; zeros where there is no query.
-template <int D, int GROUPS, typename Pixel>
-__device__ __forceinline__ void load_columns(u32 (&to)[GROUPS][PARTS<D>][2], const bf16* map, int stride, int count,
-                                             Pixel pixel) {
-#pragma unroll
-    for (int group = 0; group < GROUPS; group++) {
-        int query = group * 8 + lane() / 4;
-        const bf16* from = map + i64(pixel(max(min(query, count - 1), 0))) * stride + lane() % 4 * 2;
-#pragma unroll
-        for (int i = 0; i < 2 * PARTS<D>; i++)
-            to[group][i / 2][i % 2] = query < count && i < D / 8 ? *reinterpret_cast<const u32*>(from + 8 * i) : 0;
-    }
-}
-
 // One value per token of a tile. Each lane looks up two of them, and gets the rest from other lanes by shuffles.
 template <typename T>
 struct OfTile {
@@ -80,9 +65,8 @@ struct OfTile {
     }
 };
 
-// The rows of a tile's tokens in shared memory whose addresses a lane supplies to matrix loads: for left operands as
-// stored (a product of 16 keys and 16 channels takes rows lane % 16), or transposed. They are computed when needed, as
-// keeping them would take too many registers.
+// The rows of a tile's tokens in shared memory whose addresses a lane supplies to matrix loads, of which a step has sixteen.
+// They are computed when needed, as keeping them would take too many registers.
 template <bool RESIDENT>
 struct TileRows {
     OfTile<int> places; // used if all tokens are resident; otherwise the tile's rows lie in order
@@ -92,127 +76,28 @@ struct TileRows {
         if (RESIDENT) return rows.row(places.at(step * 16, offset));
         return rows.row(step * 16 + offset);
     }
+    // As `left_rows` and `right_rows` of own_rows.cuh.
     template <int D>
-    __device__ __forceinline__ Row plain(Rows<D> rows, int step) const {
+    __device__ __forceinline__ Row left(Rows<D> rows, int step) const {
         return row(rows, step, lane() % 16);
     }
     template <int D>
-    __device__ __forceinline__ Row transposed(Rows<D> rows, int step) const {
+    __device__ __forceinline__ Row right(Rows<D> rows, int step) const {
         return row(rows, step, lane() / 16 * 8 + lane() % 8);
     }
 };
 
-// scores (16 keys of a step, 8 queries a group) = rows·columns, D channels.
-template <int D, int GROUPS, bool RESIDENT>
-__device__ __forceinline__ void step_product(float (&scores)[GROUPS][4], Rows<D> rows, const TileRows<RESIDENT>& at,
-                                             int step, const u32 (&columns)[GROUPS][PARTS<D>][2]) {
-#pragma unroll
-    for (int group = 0; group < GROUPS; group++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) scores[group][i] = 0;
-    const Row row = at.plain(rows, step);
-#pragma unroll
-    for (int part = 0; part < PARTS<D>; part++) {
-        u32 left[4];
-        load_matrices(left, row.at(part * 16 + lane() / 16 * 8));
-#pragma unroll
-        for (int group = 0; group < GROUPS; group++) multiply_add(scores[group], left, columns[group][part]);
-    }
-}
+// The tokens that a warp owns at a time.
+constexpr int OWN_ROWS = 16;
 
-// sums (D channels, 8 queries a group) += rowsᵀ·weights, with weights (16 keys of a step, 8 queries a group).
-template <int D, int GROUPS, bool RESIDENT>
-__device__ __forceinline__ void add_weighted(float (&sums)[GROUPS][PARTS<D>][4], Rows<D> rows, const TileRows<RESIDENT>& at,
-                                             int step, const float (&weights)[GROUPS][4]) {
-    u32 right[GROUPS][2];
-#pragma unroll
-    for (int group = 0; group < GROUPS; group++)
-#pragma unroll
-        for (int half = 0; half < 2; half++)
-            right[group][half] = transpose(pack_bf16(weights[group][half * 2], weights[group][half * 2 + 1]));
-    const Row row = at.transposed(rows, step);
-#pragma unroll
-    for (int part = 0; part < PARTS<D>; part++) {
-        u32 left[4];
-        load_transposed(left, row.at(part * 16 + lane() / 8 % 2 * 8));
-#pragma unroll
-        for (int group = 0; group < GROUPS; group++) multiply_add(sums[group][part], left, right[group]);
-    }
-}
+// The maximum number of threads of a block: many if all tokens are resident, as shared memory then leaves room for only a
+// few blocks; otherwise as many as share one tile.
+template <bool RESIDENT>
+constexpr int THREADS = RESIDENT ? 256 : TILE / OWN_ROWS * 32;
 
-// Masks the scores of a tile's rows from `count` on, which are not keys.
-template <int GROUPS>
-__device__ __forceinline__ void hide_behind(int count, float (&scores)[STEPS][GROUPS][4]) {
-#pragma unroll
-    for (int step = 0; step < STEPS; step++)
-#pragma unroll
-        for (int group = 0; group < GROUPS; group++)
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                if (step * 16 + i / 2 * 8 + int(lane() / 4) >= count) scores[step][group][i] = -INFINITY;
-}
-
-// Writes (D channels, 8 queries a group) into the queries' pixels, stored or added: transposed, so that a lane has two
-// neighbouring channels of query lane / 4.
-template <int D, int GROUPS, typename Pixel>
-__device__ __forceinline__ void store_columns(const float (&columns)[GROUPS][PARTS<D>][4], bf16* map, int stride, int count,
-                                              int accumulate, Pixel pixel) {
-#pragma unroll
-    for (int group = 0; group < GROUPS; group++) {
-        int query = group * 8 + lane() / 4;
-        bf16* to = map + i64(pixel(max(min(query, count - 1), 0))) * stride + lane() % 4 * 2;
-#pragma unroll
-        for (int i = 0; i < D / 8; i++) {
-            const float* pair = columns[group][i / 2] + i % 2 * 2;
-            __syncwarp(); // reconverges the lanes that stored with those that did not
-            u32 packed = transpose(pack_bf16(pair[0], pair[1]));
-            if (query >= count) continue;
-            if (accumulate) {
-                u32 old = *reinterpret_cast<u32*>(to + 8 * i);
-                packed = add_pairs(old, packed);
-            }
-            *reinterpret_cast<u32*>(to + 8 * i) = packed;
-        }
-    }
-    __syncwarp();
-}
-
-// The sum, or the largest, of a column: over the lanes that hold its rows.
-__device__ __forceinline__ float column_sum(float x) {
-    for (int step = 4; step < 32; step *= 2) x += __shfl_xor_sync(~0u, x, step);
-    return x;
-}
-__device__ __forceinline__ float column_max(float x) {
-    for (int step = 4; step < 32; step *= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, step));
-    return x;
-}
-
-// Eight lanes hold the values of columns 2p and 2p + 1 of each group. Each of these queries is handled by one of them.
-template <int GROUPS>
-struct OwnColumn {
-    int place, query; // a query past every count stands for none
-
-    __device__ __forceinline__ OwnColumn() : place(lane() / 4) {
-        query = place < 2 * GROUPS ? place / 2 * 8 + int(lane() % 4) * 2 + place % 2 : 0x7fffffff;
-    }
-
-    __device__ __forceinline__ float of(const float (&columns)[GROUPS][2]) const {
-        float own = 0;
-#pragma unroll
-        for (int i = 0; i < 2 * GROUPS; i++) own = i == place ? columns[i / 2][i % 2] : own;
-        return own;
-    }
-};
-
-// The maximum number of threads of a block whose warps take SIZE tokens at a time: many if all tokens are resident, as
-// shared memory then leaves room for only a few blocks; otherwise as many as share one tile.
-template <bool RESIDENT, int SIZE>
-constexpr int THREADS = RESIDENT ? 256 : TILE / SIZE * 32;
-
-// The number of blocks per multiprocessor for which registers must suffice: as many as possible without spilling. Warps
-// that take eight tokens at a time, from regions that small, stall most and need the fewest registers.
-template <int D, bool RESIDENT, int SIZE>
-constexpr int BLOCKS = D > 32 ? 1 : THREADS<RESIDENT, SIZE> == 128 || RESIDENT && SIZE == 8 ? 3 : 2;
+// The number of blocks per multiprocessor for which registers must suffice: as many as possible without spilling.
+template <int D, bool RESIDENT>
+constexpr int BLOCKS = D > 32 ? 1 : RESIDENT ? 2 : 3;
 
 // For tiles that need nothing loaded besides their rows.
 struct Nothing {
@@ -258,42 +143,45 @@ struct Pair {
         }
     }
 
-    // Iterates over the `count` tokens of regions `region(0)`, `region(1)`, ..., tile by tile: `visit(rows of the tile,
-    // tokens in it, what was loaded for it)`, where `load(tokens in it, number of its first)` runs while the tile is
-    // being copied.
+    // Fetches `here` of the tokens of regions `region(0)`, `region(1)`, ..., from number `from` on, at most a tile, for
+    // `visit(rows of the tile, tokens in it, what was loaded for it)`, where `load(tokens in it, number of its first)` runs
+    // while the tile is being copied.
+    template <typename Region, typename Load, typename Visit>
+    __device__ __forceinline__ void with_tile(const Geometry& g, int from, int here, Region region, Load load, Visit visit) {
+        const Divisor tokens = g.region_tokens;
+        if (!RESIDENT) {
+            __syncthreads();
+            ask_for(TILE, here, [&](int i) { return g.pixel(region((from + i) / tokens), (from + i) % tokens); });
+        }
+        const auto loaded = load(here, from);
+        if (!RESIDENT) wait();
+        const TileRows<RESIDENT> rows = {[&](int i) {
+            int token = from + min(i, here - 1);
+            return RESIDENT ? region(token / tokens) * tokens + token % tokens : i;
+        }};
+        visit(rows, here, loaded);
+    }
+
+    // The same for all of their `count` tokens, tile by tile.
     template <typename Region, typename Load, typename Visit>
     __device__ __forceinline__ void for_each_tile(const Geometry& g, int count, Region region, Load load, Visit visit) {
-        const Divisor tokens = g.region_tokens;
-        for (int from = 0; from < count; from += TILE) {
-            const int here = min(TILE, count - from);
-            if (!RESIDENT) {
-                __syncthreads();
-                ask_for(TILE, here, [&](int i) { return g.pixel(region((from + i) / tokens), (from + i) % tokens); });
-            }
-            const auto loaded = load(here, from);
-            if (!RESIDENT) wait();
-            const TileRows<RESIDENT> rows = {[&](int i) {
-                int token = from + min(i, here - 1);
-                return RESIDENT ? region(token / tokens) * tokens + token % tokens : i;
-            }};
-            visit(rows, here, loaded);
-        }
+        for (int from = 0; from < count; from += TILE) with_tile(g, from, min(TILE, count - from), region, load, visit);
     }
 };
 
-// Distributes chunks of `size` tokens of a block's regions among its warps: `work(region, first token)`. If tiles are
+// Distributes chunks of sixteen tokens of a block's regions among its warps: `work(region, first token)`. If tiles are
 // fetched as they are needed, all warps iterate over them together, even one that has no tokens left.
 template <bool RESIDENT, typename Work>
-__device__ __forceinline__ void for_each_chunk(const Geometry& g, int size, Work work) {
-    const int warps = blockDim.x / 32, chunks = (g.region_tokens + size - 1) / size;
+__device__ __forceinline__ void for_each_chunk(const Geometry& g, Work work) {
+    const int warps = blockDim.x / 32, chunks = (g.region_tokens + OWN_ROWS - 1) / OWN_ROWS;
     if (RESIDENT) {
         for (int i = warp(); i < g.regions() * chunks; i += warps) {
             const int region = chunks == 1 ? i : i / chunks; // a division takes as long as a product of matrices
-            work(region, (i - region * chunks) * size);
+            work(region, (i - region * chunks) * OWN_ROWS);
         }
     } else {
-        for (int first = 0; first < g.region_tokens; first += warps * size)
-            work(blockIdx.x, first + int(warp()) * size);
+        for (int first = 0; first < g.region_tokens; first += warps * OWN_ROWS)
+            work(blockIdx.x, first + int(warp()) * OWN_ROWS);
     }
 }
 
@@ -304,9 +192,9 @@ constexpr int PER_CHUNK = 2;
 // starts[region + 1]. If each warp takes its chunks by itself, these are neighbours, in shares of equal work: regions are
 // attended to by very different numbers of others.
 template <bool RESIDENT, typename Work>
-__device__ __forceinline__ void for_each_chunk_by_work(const Geometry& g, const u32* starts, int size, Work work) {
-    if (!RESIDENT) return for_each_chunk<false>(g, size, work);
-    const int warps = blockDim.x / 32, chunks = (g.region_tokens + size - 1) / size, count = g.regions() * chunks;
+__device__ __forceinline__ void for_each_chunk_by_work(const Geometry& g, const u32* starts, Work work) {
+    if (!RESIDENT) return for_each_chunk<false>(g, work);
+    const int warps = blockDim.x / 32, chunks = (g.region_tokens + OWN_ROWS - 1) / OWN_ROWS, count = g.regions() * chunks;
     auto region_of = [&](int i) { return chunks == 1 ? i : i / chunks; };
     auto work_before = [&](int i) {
         const int region = region_of(i), chunk = i - region * chunks, first = starts[region];
@@ -325,6 +213,6 @@ __device__ __forceinline__ void for_each_chunk_by_work(const Geometry& g, const 
     const int end = begin(warp() + 1);
     for (int i = begin(warp()); i < end; i++) {
         const int region = region_of(i);
-        work(region, (i - region * chunks) * size);
+        work(region, (i - region * chunks) * OWN_ROWS);
     }
 }
