@@ -18,7 +18,7 @@ pub static KERNELS: Module = Module {
         "dwconv_forward<bf16, 3, true>",
         "dwconv_backward_weight<T, 3|5|7, false>",
         "dwconv_backward_weight<float, 3|5|7, true>",
-        "dwconv_on_tensor_cores<5|7>",
+        "dwconv_on_tensor_cores<5|7, 1|2>",
         "dwconv_backward_weight_on_tensor_cores<3|5|7>",
     ],
 };

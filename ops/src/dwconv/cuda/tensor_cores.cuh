@@ -116,11 +116,11 @@ struct Tile {
     static __device__ __forceinline__ int own_place() { return (own_row() * SIDE + own_column()) * PITCH + pack(); }
 };
 
-// Starts to copy group i of what is seen from a tile. Its columns, and those around them, are filled up to whole octets.
+// Starts to copy group i of what is seen from so many octets of a tile's columns; those that do not exist are zeros.
 template <int K>
-__device__ __forceinline__ void ask_seen(const Tile& tile, Column<const bf16> column, int width, const Schedule& schedule,
-                                         int i, bf16* group) {
-    if (Tile::column() >= 8 * tile.octets() + K - 1) return;
+__device__ __forceinline__ void ask_seen(const Tile& tile, int octets, Column<const bf16> column, int width,
+                                         const Schedule& schedule, int i, bf16* group) {
+    if (Tile::column() >= 8 * octets + K - 1) return;
     bool exists = u32(tile.left - K / 2 + Tile::column()) < u32(width) && Tile::pack() < tile.channels;
     bf16* to = group + Tile::column() * PITCH + Tile::pack();
 #pragma unroll
@@ -186,58 +186,65 @@ __device__ __forceinline__ void load_weights(const float* own, bool exists, int 
         }
 }
 
-// A step's sums of eight columns += its rows in shared memory: at(i) points to this lane's two channels of a pixel of row
-// i. Each instruction is for all rows before the next one is: a single row would wait for each of them.
-template <typename At>
-__device__ __forceinline__ void add_rows(float (&sums)[GROUP / 2][4], At at) {
-    u32 rows[GROUP];
+// A step's sums += its rows in shared memory: at(i) points to this lane's two channels of a pixel of row i. Each instruction is
+// for all rows before the next one is: a single row would wait for each of them.
+template <int ROWS, typename At>
+__device__ __forceinline__ void add_rows(float (&sums)[ROWS / 2][4], At at) {
+    u32 rows[ROWS];
 #pragma unroll
-    for (int i = 0; i < GROUP; i++) rows[i] = *reinterpret_cast<const u32*>(at(i));
+    for (int i = 0; i < ROWS; i++) rows[i] = *reinterpret_cast<const u32*>(at(i));
 #pragma unroll
-    for (int i = 0; i < GROUP; i++) rows[i] = transpose(rows[i]); // two pixels of a channel, as in the sums
+    for (int i = 0; i < ROWS; i++) rows[i] = transpose(rows[i]); // two pixels of a channel, as in the sums
 #pragma unroll
-    for (int i = 0; i < GROUP; i++) {
+    for (int i = 0; i < ROWS; i++) {
         float* own = sums[i / 2] + i % 2 * 2;
         own[0] += low_half(rows[i]), own[1] += high_half(rows[i]);
     }
 }
 
-// A step's rows of eight columns and a warp's channels. `seen` points to the first pixel seen of each group.
-template <int K>
+// A step's rows of N octets of columns, and a warp's channels. `seen` points to the first pixel seen of each group. A sum is a
+// chain of products, each of which waits for the one before; two octets have four such chains.
+template <int K, int N>
 __device__ __forceinline__ void convolve(const bf16* const (&seen)[Kernel<K>::SEEN],
                                          const u32 (&weights)[K][Kernel<K>::PAIRS][4], float bias, int residual,
                                          int accumulate, bf16* results) {
-    constexpr int P = Kernel<K>::P, ROW = Kernel<K>::COLUMNS * PITCH;
-    float sums[GROUP / 2][4];
-#pragma unroll
-    for (int i = 0; i < GROUP * 2; i++) sums[i / 4][i % 4] = bias;
+    constexpr int P = Kernel<K>::P, ROW = Kernel<K>::COLUMNS * PITCH, PAIR = GROUP / 2;
+    constexpr int ROWS = N * GROUP; // those of an octet after those of another
+    float sums[ROWS / 2][4] = {};
     const bf16* from[Kernel<K>::SEEN];
 #pragma unroll
     for (int i = 0; i < Kernel<K>::SEEN; i++) from[i] = seen[i] + lane() / 8 * ROW + lane() % 8 * PITCH;
-    u32 right[2][2 * Kernel<K>::SEEN][2]; // what is seen through a column, and through the next one
-    look<K, false>(from, 0, right[0]);
 #pragma unroll
     for (int b = 0; b < K; b++) {
-        if (b + 1 < K) look<K, false>(from, b + 1, right[(b + 1) % 2]);
+        u32 right[N][2 * Kernel<K>::SEEN][2];
+#pragma unroll
+        for (int n = 0; n < N; n++) look<K, false>(from, n * 8 + b, right[n]);
 #pragma unroll
         for (int j = 0; j < Kernel<K>::PAIRS; j++)
 #pragma unroll
-            for (int t = 0; t < GROUP / 2; t++) multiply_add(sums[t], weights[b][j], right[b % 2][t + j]);
+            for (int i = 0; i < ROWS / 2; i++) multiply_add(sums[i], weights[b][j], right[i / PAIR][i % PAIR + j]);
     }
     int place = lane() / 4 * PITCH + lane() % 4 * 2;
+    auto octet = [&](int i) { return i / GROUP * 8 * PITCH + place; };
+    auto result = [&](int i) { return results + i % GROUP * SIDE * PITCH + octet(i); };
     if (residual)
-        add_rows(sums, [&](int i) { return seen[(i + P) / GROUP] + (i + P) % GROUP * ROW + P * PITCH + place; });
-    if (accumulate) add_rows(sums, [&](int i) { return results + i * SIDE * PITCH + place; });
-    u32 rows[GROUP];
+        add_rows<ROWS>(sums, [&](int i) {
+            return seen[(i % GROUP + P) / GROUP] + (i % GROUP + P) % GROUP * ROW + P * PITCH + octet(i);
+        });
+    if (accumulate) add_rows<ROWS>(sums, result);
+    u32 rows[ROWS];
 #pragma unroll
-    for (int i = 0; i < GROUP; i++) rows[i] = transpose(pack_bf16(sums[i / 2][i % 2 * 2], sums[i / 2][i % 2 * 2 + 1]));
+    for (int i = 0; i < ROWS; i++) {
+        const float* own = sums[i / 2] + i % 2 * 2;
+        rows[i] = transpose(pack_bf16(own[0] + bias, own[1] + bias));
+    }
 #pragma unroll
-    for (int i = 0; i < GROUP; i++) *reinterpret_cast<u32*>(results + i * SIDE * PITCH + place) = rows[i];
+    for (int i = 0; i < ROWS; i++) *reinterpret_cast<u32*>(result(i)) = rows[i];
 }
 
-// As `dwconv_forward`, with weights rounded to bf16. Blocks: tiles of the channels, of the columns, `wide` at most, and
-// pieces of the `all` rows of the images.
-template <int K>
+// As `dwconv_forward`, with weights rounded to bf16. Blocks: tiles of the channels, of the columns, `wide` and N octets at most,
+// and pieces of the `all` rows of the images.
+template <int K, int N>
 __global__ void __launch_bounds__(32 * OCTETS, (K < 7 ? 4 : 2))
     dwconv_on_tensor_cores(const bf16* __restrict__ x, i64 x_stride, const float* weight, int residual, int turned,
                            const float* bias, bf16* __restrict__ y, int accumulate, i64 y_stride, int all, int groups,
@@ -254,7 +261,7 @@ __global__ void __launch_bounds__(32 * OCTETS, (K < 7 ? 4 : 2))
     Column<const bf16> input = tile.seen<P>(x, x_stride, width), old = tile.own<const bf16>(y, y_stride, width);
     Column<bf16> output = tile.own(y, y_stride, width);
     auto ask_for = [&](int seen_group, int old_group) {
-        if (seen_group < steps + SEEN - 1) ask_seen<K>(tile, input, width, schedule, seen_group, seen.group(seen_group));
+        if (seen_group < steps + SEEN - 1) ask_seen<K>(tile, N, input, width, schedule, seen_group, seen.group(seen_group));
         if (accumulate && old_group >= 0 && old_group < steps)
             ask_own<P>(tile, old, schedule, old_group, results.group(old_group));
     };
@@ -272,7 +279,7 @@ __global__ void __launch_bounds__(32 * OCTETS, (K < 7 ? 4 : 2))
     bool used = channel < tile.channels;
     u32 weights[K][Kernel<K>::PAIRS][4];
     load_weights<K>(weight + i64(tile.first + channel) * Kernel<K>::TAPS, used, turned, weights);
-    float start = bias && used ? bias[tile.first + channel] : 0;
+    float own_bias = bias && used ? bias[tile.first + channel] : 0;
 #pragma unroll 1
     for (int step = 0; step <= steps; step++) {
         wait_for_groups_but<Kernel<K>::AHEAD>();
@@ -294,12 +301,7 @@ __global__ void __launch_bounds__(32 * OCTETS, (K < 7 ? 4 : 2))
         const bf16* from[SEEN];
 #pragma unroll
         for (int i = 0; i < SEEN; i++) from[i] = seen.group(step + i) + octet;
-        bf16* to = results.group(step) + octet;
-        for (int c = 0; c < tile.octets(); c++, to += 8 * PITCH) {
-            convolve<K>(from, weights, start, residual, accumulate, to);
-#pragma unroll
-            for (int i = 0; i < SEEN; i++) from[i] += 8 * PITCH;
-        }
+        convolve<K, N>(from, weights, own_bias, residual, accumulate, results.group(step) + octet);
     }
 }
 
@@ -325,7 +327,8 @@ __global__ void __launch_bounds__(32 * OCTETS, (K < 7 ? 4 : 2))
     Schedule schedule = {scheduled, begin * GROUP - P, height, height + P, all};
     Column<const bf16> input = tile.seen<P>(x, x_stride, width), output = tile.own(dy, dy_stride, width);
     auto ask_for = [&](int seen_group, int own_group) {
-        if (seen_group < steps + SEEN - 1) ask_seen<K>(tile, input, width, schedule, seen_group, seen.group(seen_group));
+        if (seen_group < steps + SEEN - 1)
+            ask_seen<K>(tile, tile.octets(), input, width, schedule, seen_group, seen.group(seen_group));
         if (own_group < steps) ask_own<P>(tile, output, schedule, own_group, upstream.group(own_group + RING));
     };
 #pragma unroll

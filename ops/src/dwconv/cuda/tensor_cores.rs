@@ -39,7 +39,8 @@ pub fn convolve(
     (y, stride): (&Out<'_>, usize),
 ) -> Result<()> {
     let tiling = Tiling::new(g);
-    let launch = tiling.launch(y.gpu(), "dwconv_on_tensor_cores")?;
+    let octets = tiling.wide.div_ceil(8).max(1);
+    let launch = tiling.launch(y.gpu(), &format!("dwconv_on_tensor_cores<{}, {octets}>", g.kernel))?;
     let launch = launch.pointer(x.0).count(x.1).input(weight)?.int(residual.into()).int(turned.into());
     let launch = launch.optional(bias)?.out(Some(y)).count(stride);
     // SAFETY: the caller has checked that x and y hold maps of these extents, and that the parameters fit them.
@@ -58,7 +59,7 @@ pub fn backward_weight(
     let [strips, columns] = tiling.strips;
     let sums = [strips, columns * tiling.pieces, CHANNELS * (g.taps() + 1)];
     let mut partial = partial_sums(&Device::Cuda(Arc::clone(gpu)), DType::F32, sums)?;
-    let launch = tiling.launch(gpu, "dwconv_backward_weight_on_tensor_cores")?;
+    let launch = tiling.launch(gpu, &format!("dwconv_backward_weight_on_tensor_cores<{}>", g.kernel))?;
     let launch = launch.pointer(dy.0).count(dy.1).pointer(x.0).count(x.1);
     let launch = launch.output(&mut partial)?.out(dweight.as_ref()).out(dbias.as_ref());
     // SAFETY: as above, and there is a place for each piece's sums.
@@ -87,7 +88,7 @@ impl Tiling {
     /// A launch with room in shared memory for two rings of groups: of what is seen from a tile, and of the tile itself.
     fn launch<'a>(&self, gpu: &'a Arc<Gpu>, kernel: &str) -> Result<Launch<'a>> {
         let [channels, columns] = self.strips;
-        let launch = KERNELS.launch(gpu, &format!("{kernel}<{}>", self.g.kernel), DType::Bf16)?;
+        let launch = KERNELS.launch(gpu, kernel, DType::Bf16)?;
         let pixels = RING * GROUP * (SIDE + self.g.kernel - 1 + SIDE);
         let launch = launch.threads(4 * CHANNELS).grid([channels, columns, self.pieces]);
         Ok(launch.shared(pixels * PITCH * DType::Bf16.size()))
