@@ -37,15 +37,17 @@ impl Locked {
         }
     }
 
-    /// Whether the locked folder is still at this path: it may have been moved in the meantime, and another one made in
-    /// its place.
+    /// Whether the locked folder, and the lock in it, are still at this path: it may have been moved in the meantime, and
+    /// another one made in its place; and once a lock file is removed, another process can lock a new one.
     pub fn is_at(&self, path: &Path) -> bool {
         #[cfg(unix)]
         {
             use std::os::unix::fs::MetadataExt;
             let identity = |it: std::io::Result<std::fs::Metadata>| it.map(|it| (it.dev(), it.ino()));
-            let [held, there] = [self.folder.metadata(), std::fs::metadata(path)].map(identity);
-            matches!((held, there), (Ok(held), Ok(there)) if held == there)
+            [(&self.folder, path.to_owned()), (&self.lock, path.join(LOCK))].into_iter().all(|(held, path)| {
+                let [held, there] = [held.metadata(), std::fs::metadata(path)].map(identity);
+                matches!((held, there), (Ok(held), Ok(there)) if held == there)
+            })
         }
         #[cfg(not(unix))]
         path.exists()

@@ -51,6 +51,7 @@ mod system {
     use std::ptr::{null, null_mut};
     use std::sync::atomic::{AtomicI32, Ordering, fence};
     use std::thread;
+    use tensor::cpu::parallel::STACK;
 
     /// The signal by which the program was first asked to stop.
     static FIRST: AtomicI32 = AtomicI32::new(0);
@@ -61,7 +62,7 @@ mod system {
         let set = set_of([SIGINT, SIGTERM, SIGHUP].into_iter().filter(|&signal| !is_ignored(signal)));
         // SAFETY: the set is one that `sigemptyset` made.
         unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, null_mut()) };
-        thread::Builder::new().name("signals".into()).spawn(move || {
+        thread::Builder::new().name("signals".into()).stack_size(STACK).spawn(move || {
             FIRST.store(wait(&set), Ordering::Relaxed);
             let asked = Instant::now();
             stop();

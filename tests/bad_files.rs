@@ -368,6 +368,15 @@ fn results_replace_results_alone() {
     let missing = run.join("missing").join("results.safetensors");
     biformer(&[&forward[..], &[text(&missing)]].concat()).refused(&["--output", "there is no folder", "make it first"]);
     refused(&[&exported[..], &[text(&run.join(".lock"))]].concat());
+    // A picture, too, but the run's; and names that no file can have, before the work.
+    let plot = ["bench", "--op", "bra", "--largest", "56", "--plot"];
+    biformer(&[&plot[..], &[text(&run.join("curves.png"))]].concat()).refused(&["one of a run's own files"]);
+    let predictions = ["eval", "--checkpoint", text(&run), "--predictions"];
+    for name in ["new/".to_owned(), "x".repeat(256)] {
+        let said = biformer(&[&predictions[..], &[&format!("{}/{name}", text(&run))]].concat());
+        assert!(said.out.is_empty(), "{said:?}");
+        said.refused(&[&name]);
+    }
     assert!(with_others == contents(&run), "nothing is harmed");
     for _ in 0..2 {
         biformer(&["bench", "--op", "bra", "--largest", "56", "--plot", text(&run.join("plot.png"))]).ok();

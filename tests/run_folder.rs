@@ -47,6 +47,24 @@ fn a_run_whose_folder_was_moved_writes_to_no_other() {
     biformer(&["train", "--resume", "--out", text(&elsewhere)]).ok();
 }
 
+/// Without the lock that it holds, another process could lock the folder, too.
+#[cfg(unix)]
+#[test]
+fn a_run_whose_lock_was_removed_writes_no_more() {
+    let folder = fresh("no-lock");
+    let (data, config) = (samples::cifar10(&folder.join("data")), samples::config(&folder, ""));
+    let run = folder.join("run");
+    let flags = [("data", text(&data)), ("out", text(&run))].map(|(key, value)| (key.to_owned(), value.into()));
+    let mut trainer =
+        Trainer::from_changes(&Changes::gather(Some(&config), flags.into_iter().collect()).unwrap()).unwrap();
+    fs::remove_file(run.join(".lock")).unwrap();
+    biformer(&["train", "--resume", "--out", text(&run)]).ok();
+    let before = contents(&run);
+    let error = trainer.run(&AtomicBool::new(false)).unwrap_err().to_string();
+    assert!(error.contains("the lock in it"), "{error}");
+    assert!(before == contents(&run), "nothing is harmed");
+}
+
 #[test]
 fn a_run_folder_has_one_run_at_a_time() {
     let run = copied_run("one-run");

@@ -10,7 +10,8 @@ use tensor::{Device, Tensor};
 
 impl Tape {
     /// Differentiates a scalar: walks the tape once in reverse and leaves the gradients of its parameters
-    /// and inputs in `gradients`. What each operation saved is freed as the walk passes it.
+    /// and inputs in `gradients`, added to those of earlier passes in this [step](Gradients::begin_step). What each
+    /// operation saved is freed as the walk passes it.
     ///
     /// After an error `gradients` holds none: the step has to begin anew.
     ///
@@ -26,7 +27,7 @@ impl Tape {
             }
             Tensor::full_on(&loss.value().device(), loss.shape().clone(), 1.0, loss.dtype())
         };
-        let one = one().inspect_err(|_| gradients.forget())?;
+        let one = one().inspect_err(|_| gradients.begin_step())?;
         self.backward_from(loss, one, gradients)
     }
 
@@ -34,7 +35,7 @@ impl Tape {
     /// type ([`tensor::Error::Shape`], [`tensor::Error::DType`]). A view is copied.
     pub fn backward_from(&self, output: &Var<'_>, upstream: Tensor, gradients: &mut Gradients) -> Result<()> {
         // What a failed pass leaves behind is incomplete, and must not pass for gradients.
-        self.walk_from(output, upstream, gradients).inspect_err(|_| gradients.forget())
+        self.walk_from(output, upstream, gradients).inspect_err(|_| gradients.begin_step())
     }
 
     fn walk_from(&self, output: &Var<'_>, upstream: Tensor, gradients: &mut Gradients) -> Result<()> {
@@ -51,8 +52,9 @@ impl Tape {
             return Err(tensor::Error::DType { op: "backward", expected, actual }.into());
         }
         let Gradients { flat, inputs, tape } = gradients;
-        inputs.clear();
-        *tape = Some(self.id());
+        if tape.replace(self.id()) != Some(self.id()) {
+            inputs.clear();
+        }
         let layout = flat.as_ref().map(|flat| Arc::clone(&flat.layout));
         let (spans, written) = match flat {
             Some(flat) => flat.split()?,
@@ -60,6 +62,10 @@ impl Tape {
         };
         let mut accumulated = Accumulated { interior: vec![], layout, owner: None, spans, written };
         accumulated.interior.resize_with(last + 1, State::default);
+        // What earlier passes over this tape have left is added to.
+        for (node, state) in accumulated.interior[..last].iter_mut().enumerate() {
+            *state = inputs.remove(&node).map_or(State::Empty, State::Filled);
+        }
         accumulated.interior[last] = State::Filled(upstream.contiguous()?);
         drop(upstream);
         match output.value().device() {

@@ -134,16 +134,20 @@ impl ParametersBuilder {
         ParamId(self.entries.len() - 1)
     }
 
-    /// Lays all parameters out in one buffer of type `dtype` (f32 or f64).
+    /// Lays all parameters out in one buffer of type `dtype` (f32 or f64). Errors: [`tensor::Error::DType`];
+    /// [`tensor::Error::Argument`] if no buffer could hold them. Panics if a parameter has too few or too many values.
     pub fn build(self, dtype: DType) -> Result<Parameters> {
         let per_line = ALIGNMENT / dtype.size();
         let frozen = vec![false; self.entries.len()];
         let mut layout = Layout { names: vec![], shapes: vec![], spans: vec![], frozen, len: 0, dtype };
         for Entry { name, shape, .. } in &self.entries {
+            let shape = shape.clone().countable("parameters")?;
             layout.spans.push(layout.len..layout.len + shape.count());
-            layout.len = (layout.len + shape.count()).next_multiple_of(per_line);
+            // All of them together are countable, too, so no sum overflows.
+            let end = (layout.len + shape.count()).next_multiple_of(per_line);
+            layout.len = Shape::from([end]).countable("parameters")?.count();
             layout.names.push(name.clone());
-            layout.shapes.push(shape.clone());
+            layout.shapes.push(shape);
         }
         let mut flat = Tensor::zeros([layout.len], dtype);
         match_float!(dtype, "parameters", T => {
@@ -272,21 +276,16 @@ impl Gradients {
         self.flat.as_ref().map(|flat| &flat.layout)
     }
 
-    /// Begins a new step: the next backward pass stores its gradients instead of adding them. Without
-    /// this, gradients of several micro-batches add up.
+    /// Begins a new step: the next backward pass stores its gradients instead of adding them. Without this, gradients of
+    /// several micro-batches add up, and those of a tape's inputs over several passes from its values.
     pub fn begin_step(&mut self) {
         if let Some(flat) = &mut self.flat {
             flat.written.fill(false);
         }
-    }
-
-    /// As if no backward pass had been in this step.
-    pub(crate) fn forget(&mut self) {
-        self.begin_step();
         self.inputs.clear();
     }
 
-    /// The gradient of an input, if one reached it; `None` for an input of any tape but the last one walked.
+    /// The gradient of an input, if one reached it in this step; `None` for an input of any tape but the last one walked.
     pub fn of(&self, input: &Var<'_>) -> Option<&Tensor> {
         let own = self.tape? == input.tape().id();
         if own { self.inputs.get(&input.node()?) } else { None }

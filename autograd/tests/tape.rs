@@ -52,6 +52,40 @@ fn inputs_and_constants() {
 }
 
 #[test]
+fn gradients_of_inputs_add_up_as_those_of_parameters_do() {
+    let (parameters, p, _) = parameters();
+    let tape = Tape::new();
+    let (x, p_on_tape) = (tape.input(vector(&[2.0, 3.0])), tape.parameter(&parameters, p));
+    let losses = [(); 2].map(|()| times(&x, &p_on_tape).unwrap());
+    let mut gradients = Gradients::new(&parameters).unwrap();
+    for (i, loss) in losses.iter().enumerate() {
+        tape.backward_from(loss, vector(&[1.0, 10.0]), &mut gradients).unwrap();
+        let so_far = (i + 1) as f64;
+        assert_eq!(gradients.of(&x).unwrap().to_vec::<f64>().unwrap(), [2.0 * so_far, 30.0 * so_far]);
+        assert_eq!(of(&gradients, p), [2.0 * so_far, 30.0 * so_far]);
+    }
+    // Not those of another tape, nor of an earlier step.
+    let other = Tape::new();
+    let y = other.input(vector(&[1.0]));
+    other.backward(&times(&y, &y).unwrap(), &mut gradients).unwrap();
+    assert!(gradients.of(&x).is_none());
+    gradients.begin_step();
+    assert!(gradients.of(&y).is_none());
+}
+
+#[test]
+fn parameters_that_no_buffer_could_hold_are_refused() {
+    for shapes in [&[&[1usize << 40, 1 << 40][..]][..], &[&[1 << 62]], &[&[1 << 59], &[1 << 59]]] {
+        let mut builder = ParametersBuilder::default();
+        for (i, &shape) in shapes.iter().enumerate() {
+            builder.add(i.to_string(), shape, std::iter::repeat(0.0));
+        }
+        let error = builder.build(DType::F32).unwrap_err().to_string();
+        assert!(error.contains("than can be counted"), "{error}");
+    }
+}
+
+#[test]
 fn an_inference_tape_records_nothing() {
     let tape = Tape::inference();
     let x = tape.input(vector(&[2.0]));

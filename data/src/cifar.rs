@@ -4,6 +4,7 @@
 //! then 3072 bytes of pixels as three planes, (3, 32, 32). The planes are interleaved once, at opening.
 
 use std::path::Path;
+use tensor::memory::reserve;
 
 use crate::picture::read_file;
 use crate::{Error, InMemory, Result, Split, Statistics};
@@ -60,7 +61,7 @@ impl Format {
         // Reserved at once, because a growing vector would need the memory twice; and fallibly, because a lack of
         // memory is no reason to abort.
         let size = |file: &&str| folder.join(file).metadata().map_or(0, |file| file.len() as usize);
-        pixels.try_reserve_exact(files.iter().map(size).sum()).map_err(|_| {
+        reserve(&mut pixels, files.iter().map(size).sum()).map_err(|_| {
             let cause = std::io::Error::from(std::io::ErrorKind::OutOfMemory);
             Error::Io { path: folder.to_owned(), cause }
         })?;

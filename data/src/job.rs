@@ -9,7 +9,9 @@ use std::sync::{Arc, Mutex};
 
 use rayon::ThreadPoolBuilder;
 use rayon::prelude::*;
+use tensor::cpu::parallel::STACK;
 use tensor::lock;
+use tensor::memory::reserve;
 use tensor::rng::Philox;
 
 use crate::order::Showing;
@@ -36,7 +38,7 @@ impl Job {
     /// receiver has been dropped.
     pub fn work(&self, numbers: Range<usize>, workers: usize, sender: &SyncSender<Result<Batch>>) {
         let named = |thread| format!("loader-{thread}");
-        let pool = match ThreadPoolBuilder::new().num_threads(workers).thread_name(named).build() {
+        let pool = match ThreadPoolBuilder::new().num_threads(workers).stack_size(STACK).thread_name(named).build() {
             Ok(pool) => pool,
             Err(cause) => {
                 let _ = sender.send(Err(cannot_start(cause)));
@@ -62,7 +64,8 @@ impl Job {
         let mut batch = lock(&self.spare).pop().unwrap_or_default();
         batch.shape = [end - start, size, size, 3];
         let len = (end - start) * image_len;
-        if batch.images.try_reserve_exact(len.saturating_sub(batch.images.len())).is_err() {
+        let more = len.saturating_sub(batch.images.len());
+        if reserve(&mut batch.images, more).is_err() {
             let problem = format!("there is no memory left for {} images of {size}x{size}", end - start);
             return Some(Err(Error::setting("batch_size", problem)));
         }

@@ -64,7 +64,7 @@ pub use error::{Error, Result};
 pub use fingerprint::fingerprint;
 pub use folder::ImageFolder;
 pub use imagenet::imagenet_classes;
-pub use listing::{extensions, pictures_below};
+pub use listing::{OF_A_RUN, extensions, pictures_below};
 pub use loader::{Batches, Loader, LoaderConfig};
 pub use memory::InMemory;
 pub use mixing::Mixing;

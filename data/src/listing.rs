@@ -141,9 +141,12 @@ pub(crate) fn picture_below(folder: &Path) -> Option<PathBuf> {
     None
 }
 
+/// The file by which a run's folder is known.
+pub const OF_A_RUN: &str = "checkpoint.safetensors";
+
 /// Whether a folder is that of a run, whose pictures are nothing to learn from.
 pub(crate) fn is_run(folder: &Path) -> bool {
-    folder.join("checkpoint.safetensors").is_file()
+    folder.join(OF_A_RUN).is_file()
 }
 
 /// The entries of `folder` that are not hidden, in the order in which the system lists them.

@@ -13,6 +13,7 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 
+use tensor::cpu::parallel::STACK;
 use tensor::lock;
 
 use crate::job::{Job, NAMED, cannot_start, panicked};
@@ -176,7 +177,7 @@ impl Loader {
             let (sender, receiver) = sync_channel(self.config.ahead());
             let (job, workers) = (Arc::clone(&job), self.workers);
             let work = move || job.work(first_batch..total, workers, &sender);
-            let thread = thread::Builder::new().name("loader".to_owned()).spawn(work);
+            let thread = thread::Builder::new().name("loader".to_owned()).stack_size(STACK).spawn(work);
             thread.map(|thread| Worker { receiver, thread }).map_err(cannot_start)
         });
         Batches { job, bad: Vec::new(), left, worker }

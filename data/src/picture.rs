@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use image::{ColorType, DynamicImage, ImageDecoder, ImageError, ImageReader, Limits, RgbImage, metadata::Orientation};
 
-use tensor::memory::free_bytes;
+use tensor::memory::{free_bytes, reserve};
 
 use crate::room::Room;
 use crate::{Error, Result};
@@ -141,7 +141,7 @@ pub(crate) fn read_file(path: &Path, limit: u64, looked_for: &str) -> Result<Vec
     }
     let mut bytes = vec![];
     // Too little memory is an error of this file, not the end of the program.
-    let room = bytes.try_reserve_exact(metadata.len() as usize).map_err(|_| ErrorKind::OutOfMemory.into());
+    let room = reserve(&mut bytes, metadata.len() as usize).map_err(|_| ErrorKind::OutOfMemory.into());
     room.map_err(Error::io(path))?;
     let file = fs::File::open(path).map_err(Error::io(path))?;
     file.take(limit + 1).read_to_end(&mut bytes).map_err(Error::io(path))?;
@@ -220,7 +220,7 @@ fn ends_early(cause: &ImageError) -> bool {
 /// Small amounts are taken to be granted.
 fn is_granted(bytes: u64) -> bool {
     const FEW: u64 = 1 << 20;
-    bytes <= FEW || usize::try_from(bytes).is_ok_and(|bytes| Vec::<u8>::new().try_reserve_exact(bytes).is_ok())
+    bytes <= FEW || usize::try_from(bytes).is_ok_and(|bytes| reserve(&mut Vec::<u8>::new(), bytes).is_ok())
 }
 
 /// Whether a WebP file, which is a RIFF file, is complete: the file states its length, and so does each of its chunks.

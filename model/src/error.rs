@@ -84,8 +84,7 @@ pub enum Error {
     },
     /// A weight file that does not fit the model. All differences are listed, and the first of each kind are shown.
     #[error(
-        "{path}: these weights do not fit the model: {differences}; use the configuration that they belong to \
-         (the program's --model, and --set for fields that differ from it)"
+        "{path}: these weights do not fit the model: {differences}; {}", differences.way_out()
     )]
     Weights {
         /// The file.
@@ -169,6 +168,16 @@ impl Differences {
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         [&self.missing, &self.unlike, &self.surplus].iter().all(|kind| kind.is_empty())
+    }
+}
+
+impl Differences {
+    fn way_out(&self) -> &'static str {
+        // What a run's checkpoint holds beside the weights.
+        if self.missing.is_empty() && self.surplus.iter().any(|name| name.starts_with("optimizer.")) {
+            return "this is a run's checkpoint: take the weights out of it, as `biformer export` and `Stored::into_weights` do";
+        }
+        "use the configuration that they belong to (the program's --model, and --set for fields that differ from it)"
     }
 }
 

@@ -1,17 +1,19 @@
 //! Tensor files: safetensors in and out, and PyTorch's own are read, too.
 
+use crate::elements::{from_bytes, put_all, stored};
 use crate::error::{Error, Result};
 use crate::pth;
 use crate::safely::write_with;
 use crc32fast::Hasher;
-use safetensors::tensor::{Dtype, SafeTensors};
+use safetensors::tensor::SafeTensors;
 use serde_json::{Value, json};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File};
 use std::io::{BufWriter, Read, Write};
 use std::path::Path;
-use tensor::{DType, Device, Element, Tensor, bf16};
+use tensor::memory::{free_bytes, reserve};
+use tensor::{DType, Device, Tensor};
 
 /// Metadata entry with the CRC-32, in hexadecimal, of everything else in the file: of the header without this entry (as
 /// JSON with sorted keys and no blanks), then of the tensors' bytes. Without it, silently corrupted weights would be
@@ -47,6 +49,7 @@ impl TensorFile {
             return pth::read(path);
         }
         ensure_safetensors(&beginning, &shown)?;
+        ensure_room(path, &shown)?;
         Self::parse(&read(u64::MAX)?, &shown)
     }
 
@@ -59,21 +62,9 @@ impl TensorFile {
     /// The metadata of a safetensors file; nothing else is read, so the checksum is not verified. Errors:
     /// [`Error::Io`], [`Error::Foreign`], [`Error::Format`].
     pub fn read_metadata(path: &Path) -> Result<HashMap<String, String>> {
-        const LENGTH: usize = size_of::<u64>();
-        let read = |most| read_regular(path, most).map_err(|cause| io(path, cause));
-        let beginning = read(LENGTH as u64 + 1)?;
         let shown = path.display().to_string();
-        ensure_safetensors(&beginning, &shown)?;
         let format = |reason: String| Error::Format { path: shown.clone(), reason };
-        let cut = || format("it ends before its header".into());
-        let length = beginning.first_chunk().map(|bytes| u64::from_le_bytes(*bytes)).ok_or_else(cut)?;
-        let end = length.saturating_add(LENGTH as u64);
-        let header = read(end)?;
-        if (header.len() as u64) < end {
-            return Err(cut());
-        }
-        let mut header: serde_json::Map<String, Value> =
-            serde_json::from_slice(&header[LENGTH..]).map_err(|error| format(error.to_string()))?;
+        let (_, mut header) = read_header(path, &shown)?;
         let metadata = header.remove(METADATA).unwrap_or_else(|| json!({}));
         let mut metadata: HashMap<String, String> =
             serde_json::from_value(metadata).map_err(|error| format(error.to_string()))?;
@@ -134,6 +125,10 @@ impl TensorFile {
         let mut tensors = self.tensors.iter().map(here).collect::<Result<Vec<_>>>()?;
         // Large elements first, so that each lies at a multiple of its size; and those of one size by name.
         tensors.sort_by_key(|(_, tensor)| Reverse(stored(tensor.dtype()).1));
+        if tensors.iter().any(|(name, _)| name == METADATA) {
+            let reason = format!("no tensor can be named {METADATA}, as the file's metadata are");
+            return Err(Error::Unfit { path: "a tensor file".into(), reason });
+        }
         let mut header = serde_json::Map::new();
         let mut start = 0;
         for (name, tensor) in &tensors {
@@ -215,48 +210,61 @@ impl Write for Summing<'_> {
     }
 }
 
-/// Writes tensors one after the other.
-fn put_all(tensors: &[(String, Tensor)], out: &mut impl Write) -> std::io::Result<()> {
-    tensors.iter().try_for_each(|(_, tensor)| match tensor.dtype() {
-        DType::F32 => put(out, tensor, f32::to_le_bytes),
-        DType::F64 => put(out, tensor, f64::to_le_bytes),
-        DType::Bf16 => put(out, tensor, bf16::to_le_bytes),
-        DType::Index => put(out, tensor, |index: u32| i64::from(index).to_le_bytes()),
-    })
-}
-
-/// Writes a tensor's elements, a few at a time.
-fn put<T: Element, const N: usize>(
-    out: &mut impl Write,
-    tensor: &Tensor,
-    bytes: impl Fn(T) -> [u8; N],
-) -> std::io::Result<()> {
-    let elements = tensor.as_slice::<T>("file").map_err(std::io::Error::other)?;
-    let mut buffer = Vec::with_capacity(4096);
-    for few in elements.chunks(4096) {
-        buffer.clear();
-        buffer.extend(few.iter().map(|&element| bytes(element)));
-        out.write_all(buffer.as_flattened())?;
-    }
-    Ok(())
-}
-
-/// What elements of a type are stored as, and in how many bytes: indices as I64, the type that PyTorch reads them as.
-fn stored(dtype: DType) -> (&'static str, usize) {
-    match dtype {
-        DType::F32 => ("F32", 4),
-        DType::F64 => ("F64", 8),
-        DType::Bf16 => ("BF16", 2),
-        DType::Index => ("I64", 8),
-    }
-}
-
 /// Tells a safetensors file from others by its first nine bytes.
 fn ensure_safetensors(bytes: &[u8], path: &str) -> Result<()> {
     match bytes.get(8) {
         None | Some(b'{') => Ok(()),
         Some(_) if bytes.starts_with(pth::OLD_MAGIC) => Err(Error::OldArchive { path: path.to_owned() }),
         Some(_) => Err(Error::Foreign { path: path.to_owned() }),
+    }
+}
+
+/// A safetensors file's header, and where it ends.
+fn read_header(path: &Path, shown: &str) -> Result<(u64, serde_json::Map<String, Value>)> {
+    const LENGTH: usize = size_of::<u64>();
+    let read = |most| read_regular(path, most).map_err(|cause| io(path, cause));
+    let beginning = read(LENGTH as u64 + 1)?;
+    ensure_safetensors(&beginning, shown)?;
+    let format = |reason: String| Error::Format { path: shown.to_owned(), reason };
+    let cut = || format("it ends before its header".into());
+    let length = beginning.first_chunk().map(|bytes| u64::from_le_bytes(*bytes)).ok_or_else(cut)?;
+    let end = length.saturating_add(LENGTH as u64);
+    let header = read(end)?;
+    if (header.len() as u64) < end {
+        return Err(cut());
+    }
+    let header = serde_json::from_slice(&header[LENGTH..]).map_err(|error| format(error.to_string()))?;
+    Ok((end, header))
+}
+
+/// Refuses a safetensors file that is longer than its header says, or that takes more memory, with its tensors, than there
+/// is, as far as either is known: other models' files are easily named by mistake, and some are very large.
+fn ensure_room(path: &Path, shown: &str) -> Result<()> {
+    let (header_end, header) = read_header(path, shown)?;
+    let length = fs::metadata(path).map_err(|cause| io(path, cause))?.len();
+    let tensors = || header.iter().filter(|(name, _)| *name != METADATA).map(|(_, tensor)| tensor);
+    let end = tensors().filter_map(|tensor| tensor["data_offsets"][1].as_u64()).max().unwrap_or(0);
+    if header_end.saturating_add(end) < length {
+        let reason = format!("it has {length} bytes, but its tensors end before, after {end} of theirs");
+        return Err(Error::Format { path: shown.to_owned(), reason });
+    }
+    let held = tensors().map(|tensor| {
+        let extents = tensor["shape"].as_array().into_iter().flatten().filter_map(Value::as_u64);
+        let size = match tensor["dtype"].as_str() {
+            Some("F64") => DType::F64,
+            Some("BF16") => DType::Bf16,
+            _ => DType::F32, // or an index tensor, whose elements have the same size
+        };
+        extents.fold(size.size() as u64, u64::saturating_mul)
+    });
+    let needed = held.fold(length, u64::saturating_add);
+    match free_bytes() {
+        Some(free) if free < needed => {
+            let [needed, free] = [needed, free].map(|bytes| bytes.div_ceil(1 << 20));
+            let reason = format!("reading it takes {needed} MiB of memory, and {free} MiB are free");
+            Err(io(path, std::io::Error::new(std::io::ErrorKind::OutOfMemory, reason)))
+        }
+        _ => Ok(()),
     }
 }
 
@@ -267,7 +275,7 @@ fn read_regular(path: &Path, most: u64) -> std::io::Result<Vec<u8>> {
         _ => return Err(std::io::Error::other(NOT_REGULAR)),
     };
     let mut bytes = Vec::new();
-    bytes.try_reserve_exact(usize::try_from(length).unwrap_or(usize::MAX))?;
+    reserve(&mut bytes, usize::try_from(length).unwrap_or(usize::MAX))?;
     File::open(path)?.take(most).read_to_end(&mut bytes)?;
     Ok(bytes)
 }
@@ -278,62 +286,39 @@ pub(crate) fn io(path: &Path, cause: std::io::Error) -> Error {
     Error::Io { path: path.display().to_string(), cause }
 }
 
-/// A tensor from bytes, which must be as many as its elements take.
-pub(crate) fn from_bytes(dtype: Dtype, bytes: &[u8], shape: Vec<usize>) -> std::result::Result<Tensor, String> {
-    // A tensor can be empty and yet have an impossible shape: an extent of 0 hides the others from the reader's own
-    // overflow checks.
-    if shape.iter().try_fold(1, |count: usize, &extent| count.checked_mul(extent.max(1))).is_none() {
-        return Err(format!("has the impossible shape {shape:?}"));
-    }
-    let make = |result: tensor::Result<Tensor>| result.map_err(|error| error.to_string());
-    match dtype {
-        Dtype::F32 => make(Tensor::from_slice(&numbers(bytes, f32::from_le_bytes), shape)),
-        Dtype::F64 => make(Tensor::from_slice(&numbers(bytes, f64::from_le_bytes), shape)),
-        Dtype::BF16 => make(Tensor::from_slice(&numbers(bytes, bf16::from_le_bytes), shape)),
-        Dtype::F16 => make(Tensor::from_slice(&numbers(bytes, |b| half::f16::from_le_bytes(b).to_f32()), shape)),
-        Dtype::I64 => index(numbers(bytes, i64::from_le_bytes), shape),
-        Dtype::I32 => index(numbers(bytes, i32::from_le_bytes), shape),
-        Dtype::U32 => index(numbers(bytes, u32::from_le_bytes), shape),
-        Dtype::I16 => index(numbers(bytes, i16::from_le_bytes), shape),
-        Dtype::U16 => index(numbers(bytes, u16::from_le_bytes), shape),
-        Dtype::I8 => index(numbers(bytes, i8::from_le_bytes), shape),
-        Dtype::U8 => index(numbers(bytes, u8::from_le_bytes), shape),
-        other => Err(format!(
-            "has elements of type {other:?}; expected floats (F32, F64, BF16, F16) or integers (of 8 to 64 bits)"
-        )),
-    }
-}
-
-fn numbers<T, const N: usize>(bytes: &[u8], read: impl Fn([u8; N]) -> T) -> Vec<T> {
-    bytes.as_chunks::<N>().0.iter().map(|&bytes| read(bytes)).collect()
-}
-
-fn index<T: TryInto<u32>>(values: Vec<T>, shape: Vec<usize>) -> std::result::Result<Tensor, String> {
-    let values: Vec<u32> = values
-        .into_iter()
-        .map(|value| value.try_into().map_err(|_| "holds an integer that is negative or too large".to_owned()))
-        .collect::<std::result::Result<_, String>>()?;
-    Tensor::from_slice(&values, shape).map_err(|error| error.to_string())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn integers_of_any_size_are_read() {
-        let read =
-            |dtype, bytes: &[u8]| from_bytes(dtype, bytes, vec![2]).map(|tensor| tensor.to_vec::<u32>().unwrap());
-        for (dtype, bytes) in [
-            (Dtype::U8, &[1, 200][..]),
-            (Dtype::I16, &[1, 0, 200, 0]),
-            (Dtype::U16, &[1, 0, 200, 0]),
-            (Dtype::I32, &[1, 0, 0, 0, 200, 0, 0, 0]),
-        ] {
-            assert_eq!(read(dtype, bytes).unwrap(), [1, 200], "{dtype:?}");
+    fn a_tensor_with_the_name_of_the_metadata_is_refused() {
+        let tensors = ["weight", METADATA].map(|name| (name.to_owned(), Tensor::full([2], 0.5f32)));
+        let written = TensorFile { tensors: tensors.into(), metadata: HashMap::new() }.to_bytes();
+        assert!(written.unwrap_err().to_string().contains(METADATA));
+    }
+
+    /// What is not to be read is known from the header alone: the rest of these files is a hole.
+    #[test]
+    fn a_file_that_is_longer_than_it_says_or_than_the_memory_is_not_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        let refused = |header: &str, length: u64| {
+            let header = [&(header.len() as u64).to_le_bytes(), header.as_bytes()].concat();
+            fs::write(&path, &header).unwrap();
+            File::options().write(true).open(&path).unwrap().set_len(header.len() as u64 + length).unwrap();
+            TensorFile::read(&path).unwrap_err().to_string()
+        };
+        let of = |dtype: &str, count: u64, bytes: u64| {
+            format!("{{\"a\":{{\"dtype\":\"{dtype}\",\"shape\":[{count}],\"data_offsets\":[0,{bytes}]}}}}")
+        };
+        let error = refused(&of("F32", 2, 8), 1 << 40);
+        assert!(error.contains("its tensors end before"), "{error}");
+        if free_bytes().is_some() {
+            for (dtype, size) in [("F32", 4), ("F16", 2), ("U8", 1), ("F64", 8)] {
+                let error = refused(&of(dtype, 1 << 40, size << 40), size << 40);
+                assert!(error.contains("MiB of memory") && error.contains("are free"), "{dtype}: {error}");
+            }
         }
-        assert_eq!(read(Dtype::I8, &[1, 100]).unwrap(), [1, 100]);
-        assert!(read(Dtype::I8, &[1, 200]).unwrap_err().contains("negative"));
     }
 
     #[test]

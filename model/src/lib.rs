@@ -11,7 +11,7 @@
 //! | `factors.rs` | parameters as products take them |
 //! | `pass.rs` | what the layers of one pass share: the tape, the mode, random streams |
 //! | `state.rs` | parameters and running statistics, their names and initial values |
-//! | `weights.rs`, `files.rs`, `pth/` | state_dicts, in safetensors files and in PyTorch's own |
+//! | `weights.rs`, `files.rs`, `elements.rs`, `pth/` | state_dicts, in safetensors files and in PyTorch's own |
 //! | `safely.rs` | how files are written |
 //! | `cost.rs` | parameters, multiply-adds and memory, part by part |
 //! | `error.rs` | [`Error`] |
@@ -23,6 +23,7 @@ mod biformer;
 mod block;
 mod config;
 pub mod cost;
+mod elements;
 mod error;
 mod factors;
 mod files;

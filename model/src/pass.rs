@@ -302,17 +302,17 @@ impl<'t> Pass<'t> {
     }
 
     /// The same in another shape.
-    pub fn factor_as<const N: usize>(&self, id: ParamId, extents: [usize; N]) -> Result<Var<'t>> {
+    pub(crate) fn factor_as<const N: usize>(&self, id: ParamId, extents: [usize; N]) -> Result<Var<'t>> {
         self.given.factors.on_as(self.tape, id, extents)
     }
 
     /// Whether a BatchNorm has been folded into the convolution before it.
-    pub fn is_folded(&self, norm: StatisticsId) -> bool {
+    pub(crate) fn is_folded(&self, norm: StatisticsId) -> bool {
         self.given.factors.is_folded(norm)
     }
 
     /// Whether a convolution applies the GELU after the BatchNorm that has been folded into it.
-    pub fn applies_gelu(&self, weight: ParamId) -> bool {
+    pub(crate) fn applies_gelu(&self, weight: ParamId) -> bool {
         self.given.factors.applies_gelu(weight)
     }
 

@@ -53,13 +53,7 @@ impl BiFormer {
     /// On the CPU, inference processes a batch [a number of images](BiFormer::images_at_once) at a time: a large batch
     /// needs hardly more memory than a small one, and is as fast.
     pub fn run<'t>(&self, pass: &Pass<'t>, images: &Tensor) -> Result<Vec<Var<'t>>> {
-        pass.ensure_of(self.parameters.layout(), &self.statistics)?;
-        let [_, height, width, channels] = images.dims("biformer", "images (N, H, W, 3)")?;
-        if channels != 3 {
-            return Err(tensor::Error::shape("biformer", "images (N, H, W, 3)", images.shape()).into());
-        }
-        self.config().check_image(height, width)?;
-        let size = pass.grouping([height, width]);
+        let size = self.grouping(pass, images)?;
         let together = |pass: &Pass<'t>, images: &Tensor| {
             let images = images.contiguous()?.to_device(&self.device())?.cast(self.map_type)?;
             self.run_together(pass, pass.tape().constant(images), size)
@@ -68,6 +62,26 @@ impl BiFormer {
             Some(at_once) if pass.is_inference() => pass.in_turn(images, at_once, together),
             _ => together(pass, images),
         }
+    }
+
+    /// The same of images that are on the tape already, all together: as an [input](Tape::input) they get a gradient, which
+    /// tells on which of their pixels a result depends. Their type must be the maps' ([`tensor::Error::DType`]) and their
+    /// place the model's ([`tensor::Error::Device`]).
+    pub fn run_on<'t>(&self, pass: &Pass<'t>, images: &Var<'t>) -> Result<Vec<Var<'t>>> {
+        let size = self.grouping(pass, images.value())?;
+        images.value().ensure_dtype("biformer", self.map_type)?;
+        self.run_together(pass, images.clone(), size)
+    }
+
+    /// The size as which a pass groups images (N, H, W, 3), if model and pass are for them.
+    fn grouping(&self, pass: &Pass<'_>, images: &Tensor) -> Result<[usize; 2]> {
+        pass.ensure_of(self.parameters.layout(), &self.statistics)?;
+        let [_, height, width, channels] = images.dims("biformer", "images (N, H, W, 3)")?;
+        if channels != 3 {
+            return Err(tensor::Error::shape("biformer", "images (N, H, W, 3)", images.shape()).into());
+        }
+        self.config().check_image(height, width)?;
+        Ok(pass.grouping([height, width]))
     }
 
     /// How many images of this height and width inference processes at a time: as many as keep all threads busy in

@@ -52,11 +52,14 @@ pub(crate) fn write_with(path: &Path, put: impl FnOnce(&mut File) -> std::io::Re
     Ok(())
 }
 
-/// Checks that [`write_safely`] can create its temporary file, to be called before the work whose result is to be
-/// written.
+/// Checks that [`write_safely`] can create its temporary file, and the file itself if there is none, to be called before the
+/// work whose result is to be written.
 pub fn ensure_writable(path: &Path) -> Result<()> {
     let (path, temporary) = &with_temporary(path)?;
-    File::create(temporary).and_then(|_| fs::remove_file(temporary)).map_err(|cause| io(path, cause))
+    let create =
+        |path: &Path| File::options().write(true).create_new(true).open(path).and_then(|_| fs::remove_file(path));
+    let created = create(temporary).and_then(|()| if path.exists() { Ok(()) } else { create(path) });
+    created.map_err(|cause| io(path, cause))
 }
 
 /// Random for each process: it distinguishes this one from another with the same process ID, on another machine or in

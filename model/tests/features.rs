@@ -1,6 +1,6 @@
 //! What a model returns without a head: what the head would see, and what one's own sees.
 
-use autograd::Tape;
+use autograd::{Gradients, Tape};
 use model::{BatchNorm, BiFormer, Builder, Error, Init, Linear, Mode, Pass, Result, TensorFile, preset};
 use std::panic::catch_unwind;
 use tensor::rng::Philox;
@@ -26,6 +26,46 @@ fn the_head_makes_logits_of_pooled_features() -> Result<()> {
         let expected = whole.forward(&tape, &images, Mode::Evaluate)?.logits().value().to_vec::<f64>()?;
         assert_eq!(logits, expected, "{name}");
     }
+    Ok(())
+}
+
+/// What a result depends on: the gradient of images, by the backward rules and by differences.
+#[test]
+fn images_get_a_gradient() -> Result<()> {
+    let fields = ["depth=1,1", "embed_dim=24,24", "topks=2,-2", "n_win=2", "num_classes=3"];
+    let model = BiFormer::new(&preset("nano")?.config().with_overrides(fields)?, 1, DType::F64)?;
+    let random = Philox::new(1, 0);
+    let pixels: Vec<f64> = (0..2 * 16 * 16 * 3).map(|i| f64::from(random.uniform(i))).collect();
+    let logits = |pixels: &[f64], gradient: Option<&mut Gradients>| {
+        let tape = Tape::new();
+        let images = tape.input(Tensor::from_slice(pixels, [2, 16, 16, 3])?);
+        let mode = Mode::Train { seed: 1, step: 0 };
+        let pass = Pass::new(&tape, mode, &model.parameters, &model.statistics).with_factors(model.factors()?);
+        let logits = model.run_on(&pass, &images)?.remove(0);
+        let upstream = Tensor::from_slice(&[1.0, -2.0, 0.5, 0.25, 1.0, -1.0], [2, 3])?;
+        let value: f64 =
+            logits.value().to_vec::<f64>()?.iter().zip(upstream.to_vec::<f64>()?).map(|(x, u)| x * u).sum();
+        let Some(gradients) = gradient else { return Ok((value, vec![])) };
+        tape.backward_from(&logits, upstream, gradients)?;
+        let gradient = gradients.of(&images).map_or(Ok(vec![]), Tensor::to_vec::<f64>)?;
+        Ok::<_, Error>((value, gradient))
+    };
+    let (_, gradient) = logits(&pixels, Some(&mut Gradients::new(&model.parameters)?))?;
+    assert_eq!(gradient.len(), pixels.len());
+    for pixel in [0, 100, 767, 768, 1000, 1535] {
+        let moved = |by: f64| {
+            let mut pixels = pixels.clone();
+            pixels[pixel] += by;
+            Ok::<_, Error>(logits(&pixels, None)?.0)
+        };
+        let difference = (moved(1e-5)? - moved(-1e-5)?) / 2e-5;
+        assert!((gradient[pixel] - difference).abs() < 1e-7 * difference.abs().max(1.0), "{pixel}: {difference}");
+    }
+    // What run does not convert here is refused.
+    let tape = Tape::new();
+    let pass = Pass::new(&tape, Mode::Evaluate, &model.parameters, &model.statistics).with_factors(model.factors()?);
+    let narrow = tape.input(Tensor::zeros([2, 16, 16, 3], DType::F32));
+    assert!(model.run_on(&pass, &narrow).is_err());
     Ok(())
 }
 

@@ -62,7 +62,7 @@ pub use drop_path::drop_path;
 pub use dropout::dropout;
 pub use dwconv::{dwconv, dwconv_residual};
 pub use gather::gather;
-pub use gelu::{gelu, gelu_of};
+pub use gelu::gelu;
 pub use layer_norm::layer_norm;
 pub use linear::{linear, linear_residual};
 pub use matmul::matmul;

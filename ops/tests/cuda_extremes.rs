@@ -218,6 +218,27 @@ fn equal_elements_and_nan_are_ordered_as_on_the_cpu() -> Result<()> {
 }
 
 #[test]
+fn deviations_whose_squares_overflow_make_nan_as_on_the_cpu() -> Result<()> {
+    let Some(gpu) = Gpu::for_tests(11) else { return Ok(()) };
+    let device = Device::Cuda(gpu);
+    let tape = Tape::inference();
+    for channels in [8, 3, 1200] {
+        // Of two rows, and of all columns, the deviations overflow; of a third row they do not.
+        let value = |i: usize| if i < 2 * channels { [1e20f32, -1e20][(i + i / channels) % 2] } else { (i % 7) as f32 };
+        let x = Tensor::from_slice(&(0..3 * channels).map(value).collect::<Vec<_>>(), [3, channels])?;
+        let ones = || Tensor::full([channels], 1.0f32).to_device(&device).map(|ones| tape.constant(ones));
+        let there = tape.constant(x.to_device(&device)?);
+        let rows = ops::layer_norm(&there, &ones()?, &ones()?, 1e-6)?.value().to_vec::<f32>()?;
+        let nan: Vec<bool> = rows.chunks(channels).map(|row| row.iter().all(|y| y.is_nan())).collect();
+        assert_eq!(nan, [true, true, false], "{channels} channels");
+        assert!(rows[2 * channels..].iter().all(|y| y.is_finite()), "{channels} channels");
+        let columns = ops::batch_norm_train(&there, &ones()?, &ones()?, 1e-6)?.0.value().to_vec::<f32>()?;
+        assert!(columns.iter().all(|y| y.is_nan()), "{channels} channels");
+    }
+    Ok(())
+}
+
+#[test]
 fn a_label_that_is_no_class_makes_nan_of_the_loss_and_of_its_record() -> Result<()> {
     let Some(gpu) = Gpu::for_tests(11) else { return Ok(()) };
     let device = Device::Cuda(gpu);

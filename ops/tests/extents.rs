@@ -49,6 +49,11 @@ fn results_that_cannot_be_counted_are_refused() {
     refused("concat", ops::concat(&[&half, &half], 0));
     let ten = Tensor::from_slice(&[0u32; 10], [10]).unwrap();
     refused("gather", ops::gather(&empty(&[3, HALF / 4, 0]), 0, &ten));
+    // Before there is a result, whose size depends on them, indices are looked at.
+    let nothing = ops::gather(&empty(&[0, 1 << 20, 1 << 20]), 0, &Tensor::from_slice(&[0u32], [1]).unwrap());
+    assert!(matches!(nothing, Err(Error::Tensor(tensor::Error::OutOfRange { .. }))), "{nothing:?}");
+    let no_index = ops::gather(&empty(&[0, 1 << 20, 1 << 20]), 0, &Tensor::full([1], 0.0f32));
+    assert!(matches!(no_index, Err(Error::Tensor(tensor::Error::DType { .. }))), "{no_index:?}");
     refused("matmul", ops::matmul(&empty(&[MANY, 0]), &empty(&[0, MANY])));
     refused("linear", ops::linear(&empty(&[MANY, 0]), &empty(&[MANY, 0]), None));
     for (op, result) in [
@@ -66,4 +71,32 @@ fn results_that_cannot_be_counted_are_refused() {
     assert!(matches!(Tensor::join(&halves), Err(tensor::Error::Argument { .. })));
     let grid = ops::Bra { heads: 1, qk_dim: 1, topk: 1 << 31, grid: [1 << 31, 2], scale: 1.0, valid: None };
     refused("bra", ops::bra(&empty(&[1, 0, 4, 3]), None, &grid).map(|result| result.out));
+}
+
+#[test]
+fn a_scale_that_is_no_number_is_refused() {
+    let tape = Tape::inference();
+    let qkv = tape.constant(Tensor::full([1, 2, 2, 3], 1.0f32));
+    for scale in [f64::NAN, f64::INFINITY, 1e300] {
+        let bra = ops::Bra { heads: 1, qk_dim: 1, topk: 1, grid: [2, 2], scale, valid: None };
+        for refused in [ops::bra(&qkv, None, &bra).map(drop), ops::attention(&qkv, 1, scale).map(drop)] {
+            let error = refused.unwrap_err().to_string();
+            assert!(error.contains("scale is ") && error.contains("finite"), "{error}");
+        }
+    }
+}
+
+/// Where the squares of deviations overflow, what they would be divided by is no number: zeros would pass for results.
+#[test]
+fn deviations_whose_squares_overflow_make_nan() {
+    let tape = Tape::inference();
+    let of = |x: &[f32], shape: [usize; 2]| tape.constant(Tensor::from_slice(x, shape).unwrap());
+    let ones = |n: usize| tape.constant(Tensor::full([n], 1.0f32));
+    let numbers = |y: &Var<'_>| y.value().to_vec::<f32>().unwrap();
+    let rows = of(&[1e20, -1e20, 0.0, 3.0, 4.0, 5.0], [2, 3]);
+    let y = numbers(&ops::layer_norm(&rows, &ones(3), &ones(3), 1e-6).unwrap());
+    assert!(y[..3].iter().all(|y| y.is_nan()) && y[3..].iter().all(|y| y.is_finite()), "{y:?}");
+    let columns = of(&[1e20, 3.0, -1e20, 4.0, 0.0, 5.0], [3, 2]);
+    let y = numbers(&ops::batch_norm_train(&columns, &ones(2), &ones(2), 1e-6).unwrap().0);
+    assert!(y.iter().step_by(2).all(|y| y.is_nan()) && y.iter().skip(1).step_by(2).all(|y| y.is_finite()), "{y:?}");
 }

@@ -1,11 +1,13 @@
 //! Every operation of the registry, on all its cases and on drawn ones.
 
+use autograd::exact::{Array, Scalar};
 use autograd::gradcheck::Function;
-use autograd::{Tape, Var};
-use ops::case::{Case, Draw};
+use autograd::{InputGrads, Rule, Tape, Var, rule_fields};
+use ops::case::{Case, Definition, Draw, uniform};
 use ops::check::{Report, check, check_case};
 use ops::registry::{self, OPS, Op};
 use proptest::prelude::*;
+use tensor::Tensor;
 
 #[test]
 fn every_operation_is_right_on_its_cases_and_every_mutant_is_caught() {
@@ -28,6 +30,43 @@ fn every_operation_is_right_on_its_cases_and_every_mutant_is_caught() {
         failures.extend(report.failures);
     }
     assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+/// tanh, whose rule does not see the sign of what it keeps.
+struct Tanh {
+    y: Tensor,
+}
+
+impl Rule for Tanh {
+    rule_fields!("tanh", y);
+
+    fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> autograd::Result<()> {
+        let (dy, y) = (dy.to_vec::<f64>()?, self.y.to_vec::<f64>()?);
+        let dx: Vec<f64> = dy.iter().zip(&y).map(|(dy, y)| dy * (1.0 - y * y)).collect();
+        grads.give(0, Tensor::from_slice(&dx, self.y.shape().clone())?)
+    }
+}
+
+struct OfTanh;
+
+impl Definition for OfTanh {
+    fn apply<'t>(&self, x: &[Var<'t>]) -> autograd::Result<Var<'t>> {
+        let y: Vec<f64> = x[0].value().to_vec::<f64>()?.iter().map(|x| x.tanh()).collect();
+        let y = Tensor::from_slice(&y, x[0].shape().clone())?;
+        x[0].tape().record("tanh", &[&x[0]], y.clone(), || Tanh { y })
+    }
+    fn reference<S: Scalar>(&self, x: &[Array<S>]) -> Array<S> {
+        let tanh = |x: S| S::of(1.0) - S::of(2.0) / ((x + x).exp() + S::of(1.0));
+        Array { shape: x[0].shape.clone(), data: x[0].data.iter().map(|&x| tanh(x)).collect() }
+    }
+}
+
+#[test]
+fn a_rule_that_is_even_in_what_it_keeps_passes() {
+    let cases = || vec![Case::new("a map", vec![uniform([2, 5], 1)], OfTanh)];
+    let drawn = |draw: &Draw| Case::new("drawn", vec![uniform([draw.within(0, 1..=9)], 1)], OfTanh);
+    let report = check(&Op { name: "tanh", summary: "", cases, drawn, kernels: None });
+    assert!(report.failures.is_empty(), "{}", report.failures.join("\n"));
 }
 
 proptest! {

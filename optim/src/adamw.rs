@@ -28,7 +28,7 @@ use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use tensor::cpu::isa::Arch;
 use tensor::cpu::parallel::GRAIN;
-use tensor::{Device, Float, Tensor, match_float, simd};
+use tensor::{DType, Device, Float, Tensor, match_float, simd};
 
 /// The settings of [`AdamW`], with the reference recipe's values as defaults.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -124,7 +124,7 @@ impl AdamW {
     /// [`clip_factor`](crate::clip_factor), or one over the number of micro-batches that were added up.
     ///
     /// Errors, each before anything has changed: [`Error::Setting`] when `lr` is negative or one of the
-    /// factors is not finite; [`Error::Layout`] for another model's parameters or gradients;
+    /// factors is not finite in the parameters' type; [`Error::Layout`] for another model's parameters or gradients;
     /// [`autograd::Error::Unreached`] when some parameter got no gradient in this step (its old one
     /// would be used again); [`tensor::Error::Shared`] while a tape or a view of the parameters lives.
     pub fn step_scaled(
@@ -155,8 +155,12 @@ impl AdamW {
     }
 
     fn constants(&self, lr: f64, grad_scale: f64) -> Result<StepConstants<f64>> {
-        ensure("lr", lr, "finite and at least 0", lr >= 0.0 && lr.is_finite())?;
-        ensure("grad_scale", grad_scale, "finite", grad_scale.is_finite())?;
+        let fits = |number: f64| match self.layout.dtype() {
+            DType::F64 => number.is_finite(),
+            _ => (number as f32).is_finite(),
+        };
+        ensure("lr", lr, "at least 0, and finite in the weights' type", lr >= 0.0 && fits(lr))?;
+        ensure("grad_scale", grad_scale, "finite in the weights' type", fits(grad_scale))?;
         Ok(StepConstants::new(&self.config, self.groups.all(), self.steps + 1, lr, grad_scale))
     }
 
@@ -240,7 +244,8 @@ impl AdamW {
         AdamWState { steps: self.steps, m: self.m.clone(), v: self.v.clone() }
     }
 
-    /// Continues from a saved state, bit for bit; the moments of frozen parameters are set to zero, whatever was saved
+    /// Continues from a saved state, bit for bit, in memory of its own: a [recording](tensor::cuda::Gpu::record) of a step
+    /// that was made before goes on with the old moments, so record anew; the moments of frozen parameters are set to zero, whatever was saved
     /// for them. Errors: [`Error::Layout`] for the state of another model; [`Error::Unusable`] for values that no step
     /// can have left.
     pub fn restore(&mut self, state: &AdamWState) -> Result<()> {
@@ -250,7 +255,8 @@ impl AdamW {
             ("first moments", state.m.find(|m| !m.is_finite())?),
             ("second moments", state.v.find(|v| !(v >= 0.0 && v.is_finite()))?),
         ];
-        if let Some((what, number)) = wrong.into_iter().find_map(|(what, number)| Some((what, number?))) {
+        let steps = (state.steps > MOST_STEPS).then_some(("steps", Some(state.steps as f64)));
+        if let Some((what, number)) = wrong.into_iter().chain(steps).find_map(|(what, number)| Some((what, number?))) {
             return Err(Error::Unusable { what, number });
         }
         let (device, layout) = (self.m.device(), Arc::clone(&self.layout));
@@ -267,6 +273,9 @@ impl AdamW {
         Ok(())
     }
 }
+
+/// More steps than any run takes; f64 counts them exactly.
+const MOST_STEPS: u64 = 1 << 53;
 
 /// The constants of one step, computed in f64 and rounded once.
 pub(crate) struct StepConstants<T> {

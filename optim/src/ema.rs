@@ -133,7 +133,7 @@ impl Ema {
 
     /// Continues from a saved state, bit for bit. Errors: [`Error::Layout`](crate::Error::Layout) for that
     /// of another model; [`Error::Unusable`](crate::Error::Unusable) for numbers that are not finite;
-    /// [`tensor::Error::Shared`] while a tape or a view of the average lives.
+    /// [`tensor::Error::Shared`] while a tape or a view of the average lives, as one's own state is.
     pub fn restore(&mut self, state: &EmaState) -> Result<()> {
         let what = "averaged parameters";
         ensure_flat(self.average.layout(), what, &state.average)?;

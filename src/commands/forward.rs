@@ -164,7 +164,7 @@ fn model(arguments: &Arguments, dtype: DType) -> Result<(BiFormer, ModelConfig)>
 fn ensure_room(arguments: &Arguments, config: &ModelConfig, input: &Tensor) -> Result<()> {
     let [images, _, height, width] = input.dims("forward", "input (N, 3, H, W)")?;
     let (size, dtype, choice) = ([height, width], input.dtype(), "fewer or smaller images");
-    let mut run = RunConfig::for_model("nano")?;
+    let mut run = RunConfig::for_model(DEFAULT_MODEL)?;
     (run.architecture, run.batch_size, run.device) = (config.clone(), images, arguments.device);
     if !arguments.gradients {
         return ensure_room_to_infer(&run, size, image_bytes(&run, size), dtype, choice);

@@ -1,7 +1,7 @@
 //! Options that several commands take.
 
 use super::set::{Assignments, assignment, changed, fields, run_field};
-use crate::config::{Changes, merge};
+use crate::config::{Changes, DEFAULT_MODEL, merge};
 use crate::printing::tell;
 use crate::threads::{MAX_THREADS, pool};
 use crate::trainer::stored::Stored;
@@ -45,7 +45,7 @@ pub fn ensure_count(option: &str, count: usize) -> Result<()> {
 /// Which model, and what is different about it.
 #[derive(Debug, Args)]
 pub struct ModelChoice {
-    #[arg(long, value_name = "NAME", default_value = "nano", help = format!("The model: {}", model_names()))]
+    #[arg(long, value_name = "NAME", default_value = DEFAULT_MODEL, help = format!("The model: {}", model_names()))]
     pub model: String,
     /// Changes a field of the model, for instance --set n_win=8 topks=1,4,16,-2 auto_pad=true.
     #[arg(long, value_name = "KEY=VALUE", num_args = 1.., value_parser = assignment)]

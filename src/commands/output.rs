@@ -2,6 +2,8 @@
 
 use crate::lock::is_lock;
 use crate::pictures;
+use crate::trainer::checkpoint::FILE_NAME;
+use crate::trainer::folder::FILES;
 use anyhow::{Result, bail};
 use model::{TensorFile, ensure_writable};
 use serde_json::Value;
@@ -48,6 +50,10 @@ pub fn ensure_output(option: &str, path: &Path, kind: Kind) -> Result<()> {
     }
     if path.is_file() && (!kind.holds(path) || is_lock(path)) {
         bail!("{option} {}: what is there is no earlier result; name another file", path.display());
+    }
+    let is_of_run = path.file_name().is_some_and(|name| FILES.iter().any(|file| name == *file));
+    if is_of_run && path.with_file_name(FILE_NAME).exists() {
+        bail!("{option} {}: that name is one of a run's own files; choose another", path.display());
     }
     let other = path.extension().filter(|extension| !extension.eq_ignore_ascii_case("png"));
     if let (Kind::Picture, Some(other)) = (kind, other) {

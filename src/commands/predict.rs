@@ -277,7 +277,6 @@ impl<'a> AttentionMaps<'a> {
             return Ok(());
         }
         attention::draw(&self.seen, &Trace::joined(self.traces)?, self.point, self.file)
-            .with_context(|| file.to_string())
     }
 }
 

@@ -106,11 +106,12 @@ impl Changes {
 /// A TOML text as a table, or what is wrong with it, in one line.
 pub fn parse_table(text: &str) -> Result<Table> {
     text.parse::<Table>().map_err(|error| {
-        let line =
-            error.span().map_or(0, |span| text.as_bytes()[..span.start.min(text.len())].split(|&b| b == b'\n').count());
+        let said = one_line(error.message());
+        let Some(span) = error.span() else { return anyhow::anyhow!("{said}") };
+        let line = text.as_bytes()[..span.start.min(text.len())].split(|&b| b == b'\n').count();
         let shown = text.lines().nth(line.saturating_sub(1)).unwrap_or_default().trim();
         let shown: String = shown.chars().take(MAX_LINE).collect();
-        anyhow::anyhow!("line {line} ({shown}): {}", one_line(error.message()))
+        anyhow::anyhow!("line {line} ({shown}): {said}")
     })
 }
 

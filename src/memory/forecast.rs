@@ -81,7 +81,7 @@ pub fn inference(config: &RunConfig, size: Size, dtype: DType) -> Result<u64> {
     }
     // What a thread retains for its kernels does not depend on the size of the images.
     let kept = pool_stats().kept as u64;
-    let work = (meter.most() - weights).saturating_sub(kept);
+    let work = meter.most().saturating_sub(weights).saturating_sub(kept);
     let [work, results] = [work, results].map(|bytes| bytes * sample.each as u64);
     // The images of the batch that wait for their turn, and the results of those that are done.
     let all = image_bytes(config, size);

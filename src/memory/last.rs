@@ -2,14 +2,12 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::io::{self, Write};
+use tensor::memory::is_refusable;
 
-/// The program's global allocator: the system allocator, except that if it refuses a small request, the program ends
-/// with an error message and exit status 2. Otherwise it would abort, since code that makes small allocations does not
-/// handle failure. Code that asks for a megabyte or more often does, and has a better message of its own.
+/// The program's global allocator: the system allocator, except that if it refuses a request, the program ends with an
+/// error message and exit status 2. Otherwise it would abort, since most code that asks for memory does not handle a
+/// refusal. Code that does has a better message of its own ([`is_refusable`]).
 pub struct OrEnd;
-
-/// Requests from this many bytes on are large: their failure is left to the caller.
-const LARGE: usize = 1 << 20;
 
 // SAFETY: all of it is the system's allocator.
 unsafe impl GlobalAlloc for OrEnd {
@@ -36,7 +34,7 @@ unsafe impl GlobalAlloc for OrEnd {
 
 #[inline]
 fn or_end(place: *mut u8, size: usize) -> *mut u8 {
-    if place.is_null() && size < LARGE {
+    if place.is_null() && !is_refusable() {
         end(size);
     }
     place

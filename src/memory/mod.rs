@@ -17,7 +17,7 @@ pub use forecast::{Size, activations, image_bytes, inference, training};
 pub use last::OrEnd;
 
 /// What is to be said where memory has run out.
-const NEED_LESS: &str = "smaller batches or images, or in training recompute = \"block\", need less";
+const NEED_LESS: &str = "smaller batches, images or models, or in training recompute = \"block\", need less";
 
 /// Refuses training that would not fit into the machine's memory, if the system reports how much is free. `choice`,
 /// supplied by the command, is the alternative that the error recommends. `images` is the number of bytes that images

@@ -1,10 +1,10 @@
 //! The checkpoint of the best epoch, which a run folder keeps beside the last one.
 
 use super::checkpoint::{Checkpoint, FILE_NAME, Progress};
+use super::data_facts::DataFacts;
 use super::folder::{RunFolder, kind};
 use super::logs::{METRICS, metrics_in};
 use super::metrics::EpochMetrics;
-use super::trained::DataFacts;
 use crate::printing::tell;
 use anyhow::{Error, Result, anyhow, bail};
 use model::copy_safely;

@@ -1,9 +1,10 @@
 //! Checkpoints: one safetensors file with weights, running statistics, moments and average, and beside them,
 //! as metadata, the configuration, the place in the run, and what must be known of the data.
 
+use super::data_facts::DataFacts;
 use super::metrics::EpochMetrics;
 use super::score::Score;
-use super::trained::{self, DataFacts, Described, entry};
+use super::trained::{self, Described, entry};
 use crate::config::RunConfig;
 use anyhow::{Context, Result, bail};
 use model::TensorFile;
@@ -11,7 +12,19 @@ use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
 /// The name of a run folder's checkpoint.
-pub const FILE_NAME: &str = "checkpoint.safetensors";
+pub const FILE_NAME: &str = data::OF_A_RUN;
+
+/// Names of the tensors that a checkpoint holds beside the model's.
+pub mod tensor_names {
+    /// AdamW's first moments, flat.
+    pub const M: &str = "optimizer.m";
+    /// AdamW's second moments, flat.
+    pub const V: &str = "optimizer.v";
+    /// The averaged parameters, flat.
+    pub const AVERAGE: &str = "average.parameters";
+    /// The averaged statistics of the BatchNorms, flat.
+    pub const AVERAGE_STATISTICS: &str = "average.statistics";
+}
 const FORMAT: &str = "biformer-checkpoint-1";
 /// The entry of the metadata that says what computed the run so far.
 const COMPUTED_BY: &str = "computed_by";

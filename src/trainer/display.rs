@@ -1,10 +1,10 @@
 //! What a user sees while a model trains.
 
 use super::checkpoint::Progress;
+use super::data_facts::DataFacts;
 use super::metrics::EpochMetrics;
 use super::step::Learner;
 use super::stopwatch::Lap;
-use super::trained::DataFacts;
 use crate::config::RunConfig;
 use crate::data_notes::{distinct_notes, lost_classes, of_classes, warn_of};
 use crate::device::{DeviceName, Precision};

@@ -2,9 +2,9 @@
 
 use super::best::{BEST, comparable_in, whole_best};
 use super::checkpoint::{Checkpoint, FILE_NAME, Progress};
+use super::data_facts::DataFacts;
 use super::logs::{METRICS, TIMINGS};
 use super::metrics::EpochMetrics;
-use super::trained::DataFacts;
 use crate::config::RunConfig;
 use crate::lock::{LOCK, Locked};
 use crate::paths::{ensure_expanded, ensure_regular, quoted};
@@ -21,7 +21,7 @@ const CONFIG: &str = "config.toml";
 const CURVES: &str = "curves.png";
 const ROUTING: &str = "routing.png";
 /// The files that a run writes, in the order in which they are listed when it ends.
-const FILES: [&str; 7] = [CONFIG, METRICS, TIMINGS, FILE_NAME, BEST, CURVES, ROUTING];
+pub(crate) const FILES: [&str; 7] = [CONFIG, METRICS, TIMINGS, FILE_NAME, BEST, CURVES, ROUTING];
 /// How many test images the picture of routed regions shows.
 pub const PICTURED: usize = 6;
 
@@ -82,8 +82,8 @@ impl RunFolder {
         let path = self.path.display();
         if !self.locked.is_at(&self.path) {
             bail!(
-                "run folder {path}: it has been moved or removed since the run began, and nothing is written to what is \
-                 there now; go on where it is with --resume --out FOLDER"
+                "run folder {path}: it, or the lock in it, has been moved or removed since the run began, and nothing is \
+                 written to what is there now; go on where it is with --resume --out FOLDER"
             );
         }
         Ok(())
@@ -182,19 +182,17 @@ impl RunFolder {
     /// Draws the training curves.
     pub fn draw_curves(&self) -> Result<()> {
         self.ensure_own()?;
-        let path = self.path.join(CURVES);
-        pictures::curves::draw(&self.metrics()?, &path).with_context(|| path.display().to_string())
+        pictures::curves::draw(&self.metrics()?, &self.path.join(CURVES))
     }
 
     /// Draws where the regions of a batch's images look, over what the model saw of them.
     pub fn draw_routes(&self, batch: &Batch, trace: &Trace, model: &ModelConfig, transform: &Transform) -> Result<()> {
         self.ensure_own()?;
-        let path = self.path.join(ROUTING);
         let counted = batch.counted();
         let slots = (0..counted.len()).filter(|&slot| counted[slot]);
         let shown = slots.map(|slot| Ok((slot, transform.picture(batch.image(slot))?))).collect::<Result<Vec<_>>>()?;
         let size = [transform.size(); 2];
-        pictures::routes::draw(&shown, trace, model, size, &path).with_context(|| path.display().to_string())
+        pictures::routes::draw(&shown, trace, model, size, &self.path.join(ROUTING))
     }
 }
 

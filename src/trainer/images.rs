@@ -1,6 +1,6 @@
 //! What a run learns from, and what it is tested on.
 
-use super::trained::DataFacts;
+use super::data_facts::DataFacts;
 use crate::config::RunConfig;
 use crate::paths::resolved;
 use crate::printing::tell;

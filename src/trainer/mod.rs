@@ -9,6 +9,7 @@
 //! | `average.rs` | the moving average of weights and running statistics |
 //! | `checkpoint.rs` | what a run must remember to go on to the bit, and how it is stored |
 //! | `stored.rs` | any file of weights, whether a run wrote it or not |
+//! | `data_facts.rs` | what it must remember of its data |
 //! | `trained.rs` | what of a checkpoint is needed to use a trained model |
 //! | `images.rs` | [`Images`]: what a run learns from, and what it is tested on |
 //! | `folder.rs` | the run folder: configuration, metrics, pictures |
@@ -22,6 +23,7 @@
 mod average;
 pub mod best;
 pub mod checkpoint;
+pub mod data_facts;
 mod display;
 mod failure;
 pub mod folder;
@@ -37,7 +39,6 @@ pub mod stored;
 pub mod trained;
 
 use crate::config::{Changes, DEFAULT_MODEL, RunConfig};
-use crate::inference::Inference;
 use crate::memory;
 use crate::paths::rooted;
 use crate::staging::numbered;
@@ -45,6 +46,7 @@ use crate::threads::pool;
 use anyhow::{Context, Result};
 use checkpoint::Progress;
 use data::{Loader, Split, Statistics};
+use data_facts::DataFacts;
 use display::{Display, announce, introduce};
 use folder::{PICTURED, RunFolder, ensure_free};
 pub use images::Images;
@@ -60,7 +62,7 @@ use std::time::Instant;
 use step::{LOWER_RATE, Learner};
 use stopwatch::{Lap, Stopwatch};
 use stored::Stored;
-use trained::{DataFacts, note_unsaid};
+use trained::note_unsaid;
 
 /// How a run ended.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -313,19 +315,12 @@ impl Trainer {
         let Self { learner, test, progress, .. } = self;
         let score = learner.with_average(|model| {
             let mut total = Score::default();
-            let mut inference = Inference::new(model, test.batches_per_epoch());
-            let mut batches = numbered(test.epoch(0, 0));
-            while let Some(batch) = batches.next() {
-                let batch = batch?;
-                display.skipped(&batch);
-                let verdicts = score::evaluate(&mut inference, &batch, LOWER_RATE, || batches.peek()?.as_ref().ok())?;
+            let complete = score::test(model, test, LOWER_RATE, |batch, verdicts| {
+                display.skipped(batch);
                 verdicts.into_iter().for_each(|verdict| total.add(verdict.score));
-                test.recycle(batch.into_batch());
-                if stop.load(Ordering::Relaxed) && batches.peek().is_some() {
-                    return Ok(None);
-                }
-            }
-            Ok(Some(total))
+                Ok(!stop.load(Ordering::Relaxed))
+            })?;
+            Ok(complete.then_some(total))
         });
         score.with_context(|| format!("test images after epoch {}", progress.epoch + 1))
     }

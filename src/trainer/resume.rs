@@ -1,11 +1,12 @@
 //! Resuming a run from the checkpoint in its folder.
 
 use super::checkpoint::{Checkpoint, Progress};
+use super::data_facts::OF_THE_RUN;
 use super::display::announce;
 use super::folder::RunFolder;
 use super::images::Images;
 use super::step::Learner;
-use super::trained::{Described, OF_THE_RUN};
+use super::trained::Described;
 use super::{Trainer, ensure_room};
 use crate::config::{Changes, RunConfig};
 use crate::paths::rooted;

@@ -2,9 +2,10 @@
 
 use super::step::{LOWER_RATE, loss};
 use crate::inference::Inference;
-use crate::staging::{Numbered, tensors};
+use crate::staging::{Numbered, numbered, tensors};
 use anyhow::{Context, Result, bail};
 use autograd::Tape;
+use data::Loader;
 use model::{BiFormer, Mode};
 use serde::{Deserialize, Serialize};
 use std::cmp::Ordering;
@@ -63,9 +64,32 @@ pub struct Verdict {
     pub score: Score,
 }
 
+/// Tests a model on all images of a loader: `each` gets every batch with the model's verdicts, and says whether to go on.
+/// Returns whether all batches have been tested. Errors: those of the loader, and of `each`; a loss that is not finite, whose
+/// message begins with `way_out`.
+pub fn test(
+    model: &BiFormer,
+    loader: &Loader,
+    way_out: &str,
+    mut each: impl FnMut(&Numbered, Vec<Verdict>) -> Result<bool>,
+) -> Result<bool> {
+    let mut inference = Inference::new(model, loader.batches_per_epoch());
+    let mut batches = numbered(loader.epoch(0, 0));
+    while let Some(batch) = batches.next() {
+        let batch = batch?;
+        let verdicts = evaluate(&mut inference, &batch, way_out, || batches.peek()?.as_ref().ok())?;
+        let goes_on = each(&batch, verdicts)?;
+        loader.recycle(batch.into_batch());
+        if !goes_on && batches.peek().is_some() {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
 /// A model's verdicts on those images of a batch that count. `next` returns the batch that is evaluated after this one,
-/// and is called as by [`Inference::pass`]. Errors: a loss that is not finite; the message begins with `way_out`.
-pub fn evaluate<'b>(
+/// and is called as by [`Inference::pass`].
+fn evaluate<'b>(
     inference: &mut Inference<'_>,
     batch: &Numbered,
     way_out: &str,
@@ -75,8 +99,8 @@ pub fn evaluate<'b>(
     let logits = inference.pass(next)?.first().context("a model that gives nothing")?;
     let images = batch.labels.iter().zip(&batch.samples);
     let judged = for_rows(logits, images, |row, (&label, &sample)| {
-        let (predicted, probability) = likeliest(row);
-        Ok(Verdict { sample, label, predicted, probability, score: score(row, label, cross_entropy)? })
+        let (predicted, probability, score) = verdict(row, label)?;
+        Ok(Verdict { sample, label, predicted, probability, score })
     })?;
     let counted = judged.into_iter().zip(batch.counted());
     let counted: Vec<Verdict> = counted.filter_map(|(verdict, counts)| counts.then_some(verdict)).collect();
@@ -105,7 +129,7 @@ pub(super) fn judge(
         bail!("{LOWER_RATE}: the loss is {mean}; {first}");
     }
     let mut total = Score::default();
-    let scores = for_rows(logits, labels, |row, &label| score(row, label, |_, _| 0.0))?;
+    let scores = for_rows(logits, labels, |row, &label| score(row, label))?;
     scores.into_iter().for_each(|score| total.add(score));
     Ok(Score { loss: mean * total.images as f64, ..total })
 }
@@ -125,23 +149,19 @@ fn first_to_go_wrong(model: &BiFormer, [images, targets]: &[Tensor; 2], mode: Mo
     }
 }
 
-/// The plain cross-entropy of a row of logits; `own` is the logit of its label.
-fn cross_entropy(row: &[f32], own: f32) -> f64 {
-    let largest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let total: f64 = row.iter().map(|&x| libm::exp(f64::from(x - largest))).sum();
-    libm::log(total) - f64::from(own - largest)
-}
-
-/// The class of a row's largest logit, of equal ones the lowest, and its share of the softmax.
-fn likeliest(row: &[f32]) -> (u32, f64) {
+/// The class of a row's largest logit, of equal ones the lowest; its share of the softmax; and the row's score, with the plain
+/// cross-entropy.
+fn verdict(row: &[f32], label: u32) -> Result<(u32, f64, Score)> {
+    let score = score(row, label)?;
     let higher = |best: (u32, f32), (class, &x): (u32, &f32)| if x > best.1 { (class, x) } else { best };
     let (class, largest) = (0u32..).zip(row).fold((0, f32::NEG_INFINITY), higher);
     let total: f64 = row.iter().map(|&x| libm::exp(f64::from(x - largest))).sum();
-    (class, 1.0 / total)
+    let loss = libm::log(total) - f64::from(row[label as usize] - largest);
+    Ok((class, 1.0 / total, Score { loss, ..score }))
 }
 
-/// The score of a row of logits; `loss` computes its loss from the row and its label's logit.
-fn score(row: &[f32], label: u32, loss: impl Fn(&[f32], f32) -> f64) -> Result<Score> {
+/// The score of a row of logits, without its loss.
+fn score(row: &[f32], label: u32) -> Result<Score> {
     let classes = row.len();
     let own = row.get(label as usize).copied().with_context(|| format!("label {label} of {classes} classes"))?;
     // Not simply x > own: a row of NaN is not right.
@@ -151,7 +171,7 @@ fn score(row: &[f32], label: u32, loss: impl Fn(&[f32], f32) -> f64) -> Result<S
         _ => true,
     };
     let before = row.iter().enumerate().filter(|&entry| wins(entry)).count();
-    Ok(Score { loss: loss(row, own), right: u64::from(before == 0), right_in_five: u64::from(before < 5), images: 1 })
+    Ok(Score { loss: 0.0, right: u64::from(before == 0), right_in_five: u64::from(before < 5), images: 1 })
 }
 
 /// Applies `of` to each row of logits (N, K), together with the image that it belongs to.
@@ -173,13 +193,14 @@ mod tests {
     #[test]
     fn a_row_is_right_where_its_label_is_first() -> Result<()> {
         let row = [0.5, 2.0, 2.0, -1.0, 0.0, 0.1, 0.2];
-        let scores: Vec<Score> = (0..7).map(|label| score(&row, label, cross_entropy)).collect::<Result<_>>()?;
+        let scores: Vec<Score> = (0..7).map(|label| score(&row, label)).collect::<Result<_>>()?;
         let right: Vec<u64> = scores.iter().map(|score| score.right).collect();
         assert_eq!(right, [0, 1, 0, 0, 0, 0, 0], "of equal ones, the lower class");
         let in_five: Vec<u64> = scores.iter().map(|score| score.right_in_five).collect();
         assert_eq!(in_five, [1, 1, 1, 0, 0, 1, 1]);
-        let (class, probability) = likeliest(&row);
+        let (class, probability, Score { loss, .. }) = verdict(&row, 3)?;
         let total: f64 = row.iter().map(|&x| f64::from(x).exp()).sum();
+        assert!((loss - (total.ln() + 1.0)).abs() < 1e-7, "{loss}");
         assert_eq!(class, 1, "the one that is right");
         assert!((probability - f64::exp(2.0) / total).abs() < 1e-7, "{probability}");
         Ok(())
@@ -188,7 +209,7 @@ mod tests {
     #[test]
     fn nothing_is_right_about_nan() -> Result<()> {
         for (row, label) in [([f32::NAN; 7], 0), ([0.0, 0.0, f32::NAN, 0.0, 0.0, 0.0, 0.0], 2)] {
-            let score = score(&row, label, cross_entropy)?;
+            let (_, _, score) = verdict(&row, label)?;
             assert_eq!([score.right, score.right_in_five, score.images], [0, 0, 1]);
             assert!(!score.mean_loss().is_finite());
         }

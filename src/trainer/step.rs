@@ -1,12 +1,12 @@
 //! One training step.
 
 use super::average::{Average, AverageState};
-use super::checkpoint::{Checkpoint, Progress};
+use super::checkpoint::{Checkpoint, Progress, tensor_names};
+use super::data_facts::DataFacts;
 use super::failure::lacks_memory;
 use super::recorded::LossAndLogits;
 use super::score::{Score, judge};
 use super::stored::Stored;
-use super::trained::{DataFacts, tensor_names};
 use crate::config::RunConfig;
 use crate::staging::{Numbered, Staged, tensors};
 use anyhow::{Context, Error, Result, anyhow, bail};

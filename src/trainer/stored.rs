@@ -1,9 +1,10 @@
 //! Any file of weights, whether a run wrote it or not.
 
 use super::best::{BEST, comparable_in, kept_in};
-use super::checkpoint::{Checkpoint, FILE_NAME, Progress};
+use super::checkpoint::{Checkpoint, FILE_NAME, Progress, tensor_names};
+use super::data_facts::DataFacts;
 use super::metrics::EpochMetrics;
-use super::trained::{self, DataFacts, Described, tensor_names};
+use super::trained::{self, Described};
 use crate::config::RunConfig;
 use crate::paths::{ensure_expanded, quoted};
 use crate::printing::tell;

@@ -10,6 +10,7 @@
 //! decides where in them a buffer lies.
 
 use crate::arena::{Arena, Place};
+use crate::memory::refusable;
 use crate::{lock, scratch};
 use bytemuck::Pod;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
@@ -210,7 +211,7 @@ impl SlabMemory {
     fn from_system(len: usize) -> Option<Self> {
         let layout = Self::layout(len);
         // SAFETY: the size is not 0.
-        let memory = NonNull::new(unsafe { alloc_zeroed(layout) })?;
+        let memory = NonNull::new(refusable(|| unsafe { alloc_zeroed(layout) }))?;
         // SAFETY: the offset is less than the alignment, by which the allocation is longer than the slab.
         let start = unsafe { memory.add(memory.align_offset(HUGE_PAGE)) };
         ask_for_huge_pages(start, len);

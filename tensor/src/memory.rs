@@ -1,6 +1,31 @@
-//! How much memory the machine has, as the system tells (Linux).
+//! How much memory the machine has, as the system tells (Linux), and asking for more than it may have.
 
+use std::cell::Cell;
+use std::collections::TryReserveError;
 use std::path::Path;
+
+thread_local! {
+    static REFUSABLE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Calls something that asks for memory and can do without, on this thread.
+pub(crate) fn refusable<R>(ask: impl FnOnce() -> R) -> R {
+    REFUSABLE.set(true);
+    let answer = ask();
+    REFUSABLE.set(false);
+    answer
+}
+
+/// Whether this thread can do without the memory that it is asking for. A program's global allocator may want to know: what
+/// the system refuses to others ends the program.
+pub fn is_refusable() -> bool {
+    REFUSABLE.get()
+}
+
+/// Room for `more` elements, and the system's refusal as an error.
+pub fn reserve<T>(vector: &mut Vec<T>, more: usize) -> Result<(), TryReserveError> {
+    refusable(|| vector.try_reserve_exact(more))
+}
 
 /// The peak resident set size of this process so far, if the system reports it (Linux).
 pub fn peak_resident_bytes() -> Option<u64> {

@@ -4,6 +4,7 @@ use super::{Problem, Result};
 use std::fmt::Display;
 use std::fs::File;
 use std::io::{BufReader, Read};
+use tensor::memory::reserve;
 use zip::ZipArchive;
 
 /// An open archive, whose entries lie in a folder.
@@ -48,7 +49,7 @@ impl Archive {
         }
         self.left -= size;
         let mut bytes = vec![];
-        bytes.try_reserve_exact(size as usize).map_err(|error| told(&error))?;
+        reserve(&mut bytes, size as usize).map_err(|error| told(&error))?;
         // One byte more, since the checksum is verified only at the end of the entry.
         entry.by_ref().take(size + 1).read_to_end(&mut bytes).map_err(|error| told(&error))?;
         Ok(bytes)

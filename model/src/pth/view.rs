@@ -2,7 +2,7 @@
 
 use super::pickle::{Id, Value, Values};
 use super::{Problem, Result};
-use crate::files::from_bytes;
+use crate::elements::from_bytes;
 use safetensors::tensor::Dtype;
 use tensor::Tensor;
 

@@ -16,7 +16,7 @@ pub mod cases;
 pub mod reference;
 
 use crate::Regions;
-use crate::bra::geometry::Geometry;
+use crate::bra::geometry::{Geometry, ensure_scale};
 use crate::bra::{cpu, cuda};
 use crate::give::give;
 use autograd::{InputGrads, MultiplyAdds, Result, Rule, Var, rule_fields};
@@ -36,6 +36,7 @@ pub fn attention<'t>(qkv: &Var<'t>, heads: usize, scale: f64) -> Result<Var<'t>>
     let regions = Regions::cut("attention", [height, width], [1, 1])?;
     let g = Geometry { images, regions, heads, qk_dim, v_dim, topk: 1 };
     let g = g.check("attention")?;
+    ensure_scale("attention", scale)?;
     let device = qkv.value().device();
     let mut out = Tensor::empty_on(&device, [images, height, width, v_dim], qkv.dtype())?;
     let mut lse = Tensor::empty_on(&device, [images, heads, g.tokens()], qkv.dtype().of_sums())?;

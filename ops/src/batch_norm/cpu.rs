@@ -2,6 +2,7 @@
 //! rows while it is in the cache.
 
 use super::Mode;
+use crate::epsilon::reciprocal_root;
 use crate::gelu;
 use rayon::prelude::*;
 use tensor::cpu::isa::Arch;
@@ -39,13 +40,13 @@ pub fn statistics<T: Float>(x: &[T], epsilon: T, [mean, variance, rstd]: [&mut [
         let squares = if squares < T::zero() { T::zero() } else { squares };
         mean[c] += deviations[c] * inverse;
         variance[c] = squares / degrees;
-        rstd[c] = T::one() / (squares * inverse + epsilon).sqrt();
+        rstd[c] = reciprocal_root(squares * inverse + epsilon);
     }
 }
 
 /// 1/√(variance + ε).
 pub fn reciprocal_deviation<T: Float>(variance: &[T], epsilon: T, rstd: &mut [T]) {
-    rstd.iter_mut().zip(variance).for_each(|(rstd, &variance)| *rstd = T::one() / (variance + epsilon).sqrt());
+    rstd.iter_mut().zip(variance).for_each(|(rstd, &variance)| *rstd = reciprocal_root(variance + epsilon));
 }
 
 #[inline(always)]

@@ -70,7 +70,7 @@ __global__ void batch_norm_moments(const wide<T>* partial, int pieces, wide<T> e
     if (lane() == 0) {
         means[channel] = shift + offset;
         variances[channel] = squares / (rows - 1);
-        rstds[channel] = W(1) / sqrt(squares / rows + epsilon);
+        rstds[channel] = reciprocal_root(squares / rows + epsilon);
     }
 }
 
@@ -78,7 +78,7 @@ __global__ void batch_norm_moments(const wide<T>* partial, int pieces, wide<T> e
 template <typename T>
 __global__ void batch_norm_rstd(const wide<T>* variances, wide<T> epsilon, wide<T>* rstds, i64 channels) {
     i64 channel = thread_number();
-    if (channel < channels) rstds[channel] = wide<T>(1) / sqrt(variances[channel] + epsilon);
+    if (channel < channels) rstds[channel] = reciprocal_root(variances[channel] + epsilon);
 }
 
 // y = (x − μ)·γr + β, and GELU of that if it follows.

@@ -20,6 +20,12 @@ pub struct Geometry {
     pub topk: usize,
 }
 
+/// [`Error::Argument`] unless scores can be scaled by this number.
+pub fn ensure_scale(op: &'static str, scale: f64) -> Result<()> {
+    let wrong = || Error::argument(op, format!("scale is {scale:?}, but must be finite, in f32, too"));
+    (scale as f32).is_finite().then_some(()).ok_or_else(wrong)
+}
+
 impl Geometry {
     /// Checks that there are query channels, that the heads divide the channels, that k is from 1 to the number of
     /// regions, and that routes and tokens can be numbered.

@@ -21,7 +21,8 @@
 //!
 //! Operands must be contiguous; f32 or f64, and on a GPU also qkv in bf16 with the convolution's parameters in f32. In
 //! f32, gradients are good for scores s·q·kⱼ of up to some 10⁴: what is recomputed of A has a relative error of about
-//! 2·10⁻⁷ times the score. Beyond 10⁹ rounding errors alone can overflow the exponential.
+//! 2·10⁻⁷ times the score. Beyond 10⁹ rounding errors alone can overflow the exponential. An affinity that is NaN counts as
+//! the lowest, as in [`top_k`](mod@crate::top_k): a region whose keys are not finite is read by those that lack others.
 //! Errors: [`tensor::Error::Argument`] when heads, grid or k do not fit, [`tensor::Error::Shape`],
 //! [`tensor::Error::DType`], [`tensor::Error::NotContiguous`]. Source: Zhu et al., "BiFormer: vision transformer with
 //! bi-level routing attention", CVPR 2023, algorithm 1.
@@ -38,7 +39,7 @@ use crate::Regions;
 use crate::dwconv;
 use crate::dwconv::cpu::{Kernel, Map, MapMut};
 use autograd::{InputGrads, MultiplyAdds, Result, Rule, Slot, Var};
-use geometry::Geometry;
+use geometry::{Geometry, ensure_scale};
 use tensor::cpu::parallel::Out;
 use tensor::cuda::Module;
 use tensor::{Device, Error, Shape, Tensor, match_float};
@@ -70,7 +71,8 @@ pub struct Bra {
 impl Bra {
     pub(crate) fn geometry(&self, qkv: &Tensor) -> tensor::Result<Geometry> {
         let [images, height, width, channels] = qkv.dims("bra", "qkv (N, H, W, 2D + C)")?;
-        let Bra { heads, qk_dim, topk, grid, .. } = *self;
+        let Bra { heads, qk_dim, topk, grid, scale, .. } = *self;
+        ensure_scale("bra", scale)?;
         let Some(v_dim) = qk_dim.checked_mul(2).and_then(|both| channels.checked_sub(both)) else {
             let expected = format!("qkv with {qk_dim} channels of queries, {qk_dim} of keys, and the rest for values");
             return Err(Error::shape("bra", expected, qkv.shape()));

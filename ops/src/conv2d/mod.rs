@@ -81,10 +81,8 @@ fn convolve<'t>(x: &Var<'t>, weight: &Var<'t>, bias: Option<&Var<'t>>, window: C
         Device::Cuda(_) => cuda::forward(&geometry, x.value(), weight.value(), bias.map(Var::value), gelu, &mut y)?,
     }
     let rule = || Convolution { x: x.value().clone(), weight: weight.value().clone(), geometry };
-    match bias {
-        Some(bias) => x.tape().record("conv2d", &[x, weight, bias], y, rule),
-        None => x.tape().record("conv2d", &[x, weight], y, rule),
-    }
+    let inputs: Vec<_> = [Some(x), Some(weight), bias].into_iter().flatten().collect();
+    x.tape().record("conv2d", &inputs, y, rule)
 }
 
 /// Prepares a weight (O, I, KH, KW) for repeated use: on the CPU the returned tensor carries its packed form. Errors:

@@ -68,10 +68,8 @@ fn convolve<'t>(x: &Var<'t>, weight: &Var<'t>, bias: Option<&Var<'t>>, residual:
         }
     }
     let rule = || Dwconv { x: x.value().clone(), weight: weight.value().clone(), residual };
-    match bias {
-        Some(bias) => x.tape().record("dwconv", &[x, weight, bias], y, rule),
-        None => x.tape().record("dwconv", &[x, weight], y, rule),
-    }
+    let inputs: Vec<_> = [Some(x), Some(weight), bias].into_iter().flatten().collect();
+    x.tape().record("dwconv", &inputs, y, rule)
 }
 
 /// The extents of a convolution of a map (N, H, W, C), if weight and bias fit it.

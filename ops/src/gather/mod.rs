@@ -25,7 +25,7 @@ pub mod reference;
 use crate::give::give;
 use autograd::{InputGrads, Result, Rule, Var, rule_fields};
 use tensor::cuda::Module;
-use tensor::{Device, Error, Shape, Tensor, match_float};
+use tensor::{DType, Device, Error, Shape, Tensor, match_float};
 
 pub(crate) const MODULE: Option<&Module> = Some(&cuda::KERNELS);
 pub(crate) const SUMMARY: &str = "rows picked by index along an axis";
@@ -41,16 +41,18 @@ pub fn gather<'t>(x: &Var<'t>, axis: usize, indices: &Tensor) -> Result<Var<'t>>
         return Err(Error::shape("gather", expected, indices.shape()).into());
     }
     let device = x.value().device();
+    indices.ensure_dtype("gather", DType::Index)?;
+    if device == Device::Cpu
+        && let Some(&index) = indices.as_slice::<u32>("gather")?.iter().find(|&&index| index as usize >= rows)
+    {
+        return Err(Error::OutOfRange { op: "gather", what: "index", index: index as usize, bound: rows }.into());
+    }
     let shape: Shape = indices.shape().iter().chain(rest).copied().collect();
     let mut y = Tensor::empty_on(&device, shape.countable("gather")?, x.dtype())?;
     let extents = [lead.iter().product(), rows, rest.iter().product()];
     match device {
         Device::Cpu => {
-            let picked = indices.as_slice::<u32>("gather")?;
-            if let Some(&index) = picked.iter().find(|&&index| index as usize >= rows) {
-                let index = index as usize;
-                return Err(Error::OutOfRange { op: "gather", what: "index", index, bound: rows }.into());
-            }
+            let picked = indices.as_slice("gather")?;
             match_float!(x.dtype(), "gather", T => {
                 cpu::forward::<T>(x.value().as_slice("gather")?, picked, extents, y.as_mut_slice("gather")?);
             });

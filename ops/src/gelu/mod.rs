@@ -32,7 +32,7 @@ pub fn gelu<'t>(x: &Var<'t>) -> Result<Var<'t>> {
 
 /// The same for a value that the caller no longer needs. If no other owner and no backward pass needs it either, the
 /// result overwrites it on the CPU, and takes no memory of its own.
-pub fn gelu_of(x: Var<'_>) -> Result<Var<'_>> {
+pub(crate) fn gelu_of(x: Var<'_>) -> Result<Var<'_>> {
     let tape = x.tape();
     if !tape.is_inference() || x.value().device() != Device::Cpu || !x.value().is_unique() {
         return gelu(&x);

@@ -42,7 +42,7 @@ __global__ void layer_norm_forward_any(const T* x, const wide<T>* weight, const 
             squares += deviation * deviation;
         }
     }
-    W rstd = W(1) / sqrt(warp_sum(squares) / channels + epsilon);
+    W rstd = reciprocal_root(warp_sum(squares) / channels + epsilon);
     if (lane() == 0) {
         means[row] = mean;
         rstds[row] = rstd;

@@ -1,6 +1,7 @@
 //! CPU kernels of [`layer_norm`](super::layer_norm): a row stays in the cache from its first use to its last.
 //! The forward pass goes over it three times (mean, variance, result), the backward pass once, or twice if it is long.
 
+use crate::epsilon::reciprocal_root;
 use rayon::prelude::*;
 use tensor::cpu::parallel::{Interleaved, Out, items_per_task, sum_in_pieces};
 use tensor::cpu::registers::{Registers, Vector};
@@ -50,7 +51,7 @@ unsafe fn forward_rows<T: Float, A: Registers>(
             // The variance for now; the loop below turns it into 1/√(variance + ε).
             *rstd = squares * inverse;
         }
-        rstd.iter_mut().for_each(|variance| *variance = T::one() / (*variance + epsilon).sqrt());
+        rstd.iter_mut().for_each(|variance| *variance = reciprocal_root(*variance + epsilon));
         // SAFETY: as above.
         unsafe { normalise_rows::<T, A>(x, scale, [mean, rstd], y) };
     }

@@ -166,7 +166,7 @@ __global__ void __launch_bounds__(THREADS, RESIDENT<PACKS>)
         part.add_up(rstd);
 #pragma unroll
         for (int b = 0; b < B; b++) {
-            rstd[b] = rsqrt(rstd[b] * inverse + epsilon);
+            rstd[b] = reciprocal_root(rstd[b] * inverse + epsilon);
             if (part.column == 0 && part.has(b)) {
                 means[part.row + b * part.groups] = mean[b];
                 rstds[part.row + b * part.groups] = rstd[b];

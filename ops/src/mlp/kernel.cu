@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(THREADS, 2)
                 squares += low * low + high * high;
             }
         for (int step = 1; step < 4; step *= 2) squares += __shfl_xor_sync(~0u, squares, step);
-        const float scale = 1 / sqrtf(squares / C + epsilon);
+        const float scale = reciprocal_root(squares / C + epsilon);
 #pragma unroll
         for (int group = 0; group < GROUPS; group++) {
             const int channel = group * GROUP + own;

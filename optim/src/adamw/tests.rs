@@ -234,6 +234,14 @@ fn moments_that_no_step_leaves_are_refused() {
 }
 
 #[test]
+fn more_steps_than_can_be_counted_are_refused() {
+    let mut adamw = AdamW::new(&parameters(DType::F32, &SHAPES), AdamWConfig::default()).unwrap();
+    let state = AdamWState { steps: u64::MAX, ..adamw.state() };
+    assert!(matches!(adamw.restore(&state), Err(Error::Unusable { what: "steps", .. })));
+    assert_eq!(adamw.steps(), 0);
+}
+
+#[test]
 fn a_refused_step_changes_nothing() {
     let mut parameters = parameters(DType::F32, &[("a", &[2, 2]), ("b", &[3])]);
     let before = values(&parameters);
@@ -254,7 +262,9 @@ fn a_refused_step_changes_nothing() {
     let refused = adamw.step(&mut parameters, &gradients, 0.1);
     assert!(matches!(refused, Err(Error::Tensor(tensor::Error::Shared { op: "adamw" }))));
     drop(state);
-    for (lr, scale, name) in [(-1.0, 1.0, "lr"), (f64::NAN, 1.0, "lr"), (0.1, f64::INFINITY, "grad_scale")] {
+    let infinite_in_f32 = [(1e300, 1.0, "lr"), (0.1, 1e300, "grad_scale")];
+    let wrong = [(-1.0, 1.0, "lr"), (f64::NAN, 1.0, "lr"), (0.1, f64::INFINITY, "grad_scale")];
+    for (lr, scale, name) in wrong.into_iter().chain(infinite_in_f32) {
         let refused = adamw.step_scaled(&mut parameters, &gradients, lr, scale);
         assert!(matches!(refused, Err(Error::Setting { what, .. }) if what == name));
     }

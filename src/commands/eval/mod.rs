@@ -7,14 +7,13 @@ use super::options::{Threads, Trained, ensure_count};
 use super::output::{Kind, ensure_output};
 use crate::data_notes::warn_of;
 use crate::device::Compute;
-use crate::inference::Inference;
 use crate::memory::ensure_room_to_infer;
 use crate::paths::resolved;
 use crate::pictures::confusion;
 use crate::printing::{bar, tell, unless_closed};
-use crate::staging::numbered;
-use crate::trainer::score::evaluate;
-use crate::trainer::trained::{DataFacts, OF_THE_RUN, TrainedModel, note_unsaid};
+use crate::trainer::data_facts::{DataFacts, OF_THE_RUN};
+use crate::trainer::score;
+use crate::trainer::trained::{TrainedModel, note_unsaid};
 use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
 use data::{Loader, LoaderConfig, Split, fingerprint};
@@ -176,13 +175,9 @@ fn measure(arguments: &Arguments) -> Result<(Report, Result<()>)> {
     ensure_options(arguments)?;
     let Opened { model, classes, source, split, loader } = open(arguments)?;
     let (mut tally, mut skipped, mut predictions, mut wrong) = (Tally::new(classes.len()), 0, vec![], vec![]);
-    let mut inference = Inference::new(&model, loader.batches_per_epoch());
     let bar = bar(loader.batches_per_epoch());
-    let mut batches = numbered(loader.epoch(0, 0));
-    while let Some(batch) = batches.next() {
-        let batch = batch?;
-        let verdicts = evaluate(&mut inference, &batch, WAY_OUT, || batches.peek()?.as_ref().ok())
-            .with_context(|| arguments.trained.checkpoint.display().to_string())?;
+    let way_out = format!("{}: {WAY_OUT}", arguments.trained.checkpoint.display());
+    score::test(&model, &loader, &way_out, |batch, verdicts| {
         for verdict in &verdicts {
             tally.count(verdict);
             if arguments.predictions.is_some() {
@@ -197,8 +192,8 @@ fn measure(arguments: &Arguments) -> Result<(Report, Result<()>)> {
         skipped += batch.skipped.len();
         bar.inc(1);
         bar.set_message(format!("{} of {} batches", bar.position(), loader.batches_per_epoch()));
-        loader.recycle(batch.into_batch());
-    }
+        Ok(true)
+    })?;
     bar.finish_and_clear();
     let write = || {
         if let Some(path) = &arguments.predictions {

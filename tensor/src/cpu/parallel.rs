@@ -18,6 +18,9 @@ pub fn items_per_task(work: usize) -> usize {
     (GRAIN / work.max(1)).max(1)
 }
 
+/// The stack of a thread that works: Rust's default, which an environment variable (`RUST_MIN_STACK`) could make too small.
+pub const STACK: usize = 2 << 20;
+
 /// A thread pool of `threads` threads (0: one per core) that flush denormals to zero: they carry no information in a
 /// network and cost a hundred cycles each. Work on other threads, such as a pool of your own, gives the same bits only
 /// if no denormals occur in it.
@@ -27,6 +30,7 @@ pub fn items_per_task(work: usize) -> usize {
 pub fn thread_pool(threads: usize) -> Result<rayon::ThreadPool, rayon::ThreadPoolBuildError> {
     rayon::ThreadPoolBuilder::new()
         .num_threads(threads)
+        .stack_size(STACK)
         .thread_name(|index| format!("worker-{index}"))
         .start_handler(|_| flush_denormals())
         .build()
@@ -78,7 +82,7 @@ impl<'a, T: Float> Out<'a, T> {
         Out { data, accumulate: false }
     }
 
-    /// Stores or adds `values`, element by element.
+    /// Stores or adds `values`, element by element. Panics unless there are as many as the output has elements.
     pub fn put(&mut self, values: &[T]) {
         assert_eq!(self.data.len(), values.len(), "values of an output");
         let accumulate = self.accumulate;

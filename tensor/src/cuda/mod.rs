@@ -16,6 +16,7 @@
 //! | `prelude.cuh` | what every kernel begins with |
 //! | `instructions.cuh` | what is written as inline PTX: tensor cores, asynchronous copies, fast functions |
 //! | `gemm.rs` | matrix products of tensors |
+//! | `words.cuh` | packs of elements, moved as words |
 //! | `sums.rs`, `.cuh` | sums over the blocks of a launch, finished within the launch |
 //! | `rows.rs`, `.cuh` | how kernels divide matrices (rows, columns) among blocks |
 //! | `elements.rs`, `.cu` | copies of views, conversions, sums: what tensors need of a device |

@@ -62,6 +62,12 @@ __device__ __forceinline__ bf16 narrow<bf16>(float x) {
 __device__ __forceinline__ float rounded_product(float a, float b) { return __fmul_rn(a, b); }
 __device__ __forceinline__ double rounded_product(double a, double b) { return __dmul_rn(a, b); }
 
+// 1/√spread; NaN if that is infinite, as where squares have overflowed: zeros would pass for results.
+template <typename W>
+__device__ __forceinline__ W reciprocal_root(W spread) {
+    return rsqrt(spread) + spread * 0;
+}
+
 // A gradient's first contribution is stored, and later ones are added.
 template <typename T>
 __device__ __forceinline__ void put(T* to, wide<T> value, int accumulate) {

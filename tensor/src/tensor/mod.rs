@@ -7,7 +7,8 @@ mod view;
 
 use crate::cpu::pairs::rounding::round_all;
 use crate::cuda::{Memory, elements};
-use crate::{Buffer, DType, Device, Element, Error, Result, Shape, shape::Strides};
+use crate::memory::reserve;
+use crate::{Buffer, DType, Device, Element, Error, OUT_OF_MEMORY, Result, Shape, shape::Strides};
 use carried::Carried;
 use half::bf16;
 use std::{fmt, sync::Arc};
@@ -230,13 +231,15 @@ impl Tensor {
         Ok(self.to_device(&Device::Cpu)?.as_strided_slice::<T>("item")?[0])
     }
 
-    /// A copy of the elements in order, from any view on any device.
+    /// A copy of the elements in order, from any view on any device. Panics with [`OUT_OF_MEMORY`](crate::OUT_OF_MEMORY)
+    /// if the system has no room for it.
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
         if let Storage::Cuda(_) = &self.storage {
             return self.to_device(&Device::Cpu)?.to_vec();
         }
         let elements = self.as_strided_slice::<T>("to_vec")?;
-        let mut copy = Vec::with_capacity(self.count());
+        let mut copy = Vec::new();
+        reserve(&mut copy, self.count()).unwrap_or_else(|error| panic!("{OUT_OF_MEMORY}: {error}"));
         self.for_each_row(|start, stride, len| copy.extend((0..len).map(|i| elements[start + i * stride])));
         Ok(copy)
     }
