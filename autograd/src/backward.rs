@@ -3,7 +3,7 @@
 use crate::accumulated::{Accumulated, State, Target};
 use crate::tape::{Node, Origin};
 use crate::{Error, Gradients, InputGrads, Profile, Result, Rule, Tape, Var, recompute};
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 use std::collections::HashMap;
 use std::sync::Arc;
 use tensor::{Device, Tensor};
@@ -66,7 +66,15 @@ impl Tape {
         for (node, state) in accumulated.interior[..last].iter_mut().enumerate() {
             *state = inputs.remove(&node).map_or(State::Empty, State::Filled);
         }
-        accumulated.interior[last] = State::Filled(upstream.contiguous()?);
+        match inputs.remove(&last) {
+            None => accumulated.interior[last] = State::Filled(upstream.contiguous()?),
+            // The output is itself an input.
+            Some(before) => {
+                accumulated.interior[last] = State::Filled(before);
+                let own = smallvec![Some(target(last, &self.nodes()[last]))];
+                InputGrads::new("backward", upstream.device(), own, &mut accumulated).give(0, upstream.clone())?;
+            }
+        }
         drop(upstream);
         match output.value().device() {
             Device::Cpu => walk(&mut self.nodes_mut(), self.profile(), last, &mut accumulated, inputs),

@@ -13,7 +13,7 @@ use std::fs::{self, File};
 use std::io::{BufWriter, Read, Write};
 use std::path::Path;
 use tensor::memory::{free_bytes, reserve};
-use tensor::{DType, Device, Tensor};
+use tensor::{Device, Tensor};
 
 /// Metadata entry with the CRC-32, in hexadecimal, of everything else in the file: of the header without this entry (as
 /// JSON with sorted keys and no blanks), then of the tensors' bytes. Without it, silently corrupted weights would be
@@ -49,8 +49,7 @@ impl TensorFile {
             return pth::read(path);
         }
         ensure_safetensors(&beginning, &shown)?;
-        ensure_room(path, &shown)?;
-        Self::parse(&read(u64::MAX)?, &shown)
+        Self::parse(&read(ensure_room(path, &shown)?)?, &shown)
     }
 
     /// The same in buffers of its own: what a model goes on to change stays here as it was.
@@ -219,6 +218,9 @@ fn ensure_safetensors(bytes: &[u8], path: &str) -> Result<()> {
     }
 }
 
+/// The longest header that the safetensors library reads.
+const MAX_HEADER: u64 = 100_000_000;
+
 /// A safetensors file's header, and where it ends.
 fn read_header(path: &Path, shown: &str) -> Result<(u64, serde_json::Map<String, Value>)> {
     const LENGTH: usize = size_of::<u64>();
@@ -228,7 +230,10 @@ fn read_header(path: &Path, shown: &str) -> Result<(u64, serde_json::Map<String,
     let format = |reason: String| Error::Format { path: shown.to_owned(), reason };
     let cut = || format("it ends before its header".into());
     let length = beginning.first_chunk().map(|bytes| u64::from_le_bytes(*bytes)).ok_or_else(cut)?;
-    let end = length.saturating_add(LENGTH as u64);
+    if length > MAX_HEADER {
+        return Err(format(format!("its header is said to have {length} bytes")));
+    }
+    let end = length + LENGTH as u64;
     let header = read(end)?;
     if (header.len() as u64) < end {
         return Err(cut());
@@ -237,29 +242,38 @@ fn read_header(path: &Path, shown: &str) -> Result<(u64, serde_json::Map<String,
     Ok((end, header))
 }
 
-/// Refuses a safetensors file that is longer than its header says, or that takes more memory, with its tensors, than there
-/// is, as far as either is known: other models' files are easily named by mistake, and some are very large.
-fn ensure_room(path: &Path, shown: &str) -> Result<()> {
+/// The length of a safetensors file, which is what its header says. Refuses one that takes more memory, with its tensors,
+/// than there is, if that is known: other models' files are easily named by mistake, and some are very large.
+fn ensure_room(path: &Path, shown: &str) -> Result<u64> {
     let (header_end, header) = read_header(path, shown)?;
     let length = fs::metadata(path).map_err(|cause| io(path, cause))?.len();
-    let tensors = || header.iter().filter(|(name, _)| *name != METADATA).map(|(_, tensor)| tensor);
-    let end = tensors().filter_map(|tensor| tensor["data_offsets"][1].as_u64()).max().unwrap_or(0);
-    if header_end.saturating_add(end) < length {
-        let reason = format!("it has {length} bytes, but its tensors end before, after {end} of theirs");
+    let (mut end, mut needed) = (0, length);
+    for tensor in header.iter().filter(|(name, _)| *name != METADATA).map(|(_, tensor)| tensor) {
+        let [from, to] = [0, 1].map(|i| tensor["data_offsets"][i].as_u64().unwrap_or(0));
+        let bytes = to.saturating_sub(from);
+        let held = match tensor["dtype"].as_str() {
+            Some("U8" | "I8") => bytes.saturating_mul(4),
+            Some("F16" | "I16" | "U16") => bytes.saturating_mul(2),
+            Some("I64") => bytes / 2,
+            _ => bytes,
+        };
+        (end, needed) = (end.max(to), needed.saturating_add(held));
+    }
+    if header_end.saturating_add(end) != length {
+        let reason =
+            format!("it has {length} bytes, and its tensors should end after {}", header_end.saturating_add(end));
         return Err(Error::Format { path: shown.to_owned(), reason });
     }
-    let held = tensors().map(|tensor| {
-        let extents = tensor["shape"].as_array().into_iter().flatten().filter_map(Value::as_u64);
-        let size = match tensor["dtype"].as_str() {
-            Some("F64") => DType::F64,
-            Some("BF16") => DType::Bf16,
-            _ => DType::F32, // or an index tensor, whose elements have the same size
-        };
-        extents.fold(size.size() as u64, u64::saturating_mul)
-    });
-    let needed = held.fold(length, u64::saturating_add);
+    ensure_free(path, needed)?;
+    Ok(length)
+}
+
+/// Refuses to read what takes more memory than there is, if that is known.
+pub(crate) fn ensure_free(path: &Path, needed: u64) -> Result<()> {
+    // What is free is an estimate, and small files are read as before.
+    const SMALL: u64 = 64 << 20;
     match free_bytes() {
-        Some(free) if free < needed => {
+        Some(free) if needed > free.max(SMALL) => {
             let [needed, free] = [needed, free].map(|bytes| bytes.div_ceil(1 << 20));
             let reason = format!("reading it takes {needed} MiB of memory, and {free} MiB are free");
             Err(io(path, std::io::Error::new(std::io::ErrorKind::OutOfMemory, reason)))
@@ -311,8 +325,16 @@ mod tests {
         let of = |dtype: &str, count: u64, bytes: u64| {
             format!("{{\"a\":{{\"dtype\":\"{dtype}\",\"shape\":[{count}],\"data_offsets\":[0,{bytes}]}}}}")
         };
-        let error = refused(&of("F32", 2, 8), 1 << 40);
-        assert!(error.contains("its tensors end before"), "{error}");
+        for length in [0, 7, 9, 1 << 40] {
+            let error = refused(&of("F32", 2, 8), length);
+            assert!(error.contains("its tensors should end after"), "{length}: {error}");
+        }
+        for said in [u64::MAX, 1 << 40] {
+            fs::write(&path, [&said.to_le_bytes()[..], b"{}"].concat()).unwrap();
+            File::options().write(true).open(&path).unwrap().set_len(8 + (1 << 40)).unwrap();
+            let error = TensorFile::read(&path).unwrap_err().to_string();
+            assert!(error.contains("its header is said to have"), "{error}");
+        }
         if free_bytes().is_some() {
             for (dtype, size) in [("F32", 4), ("F16", 2), ("U8", 1), ("F64", 8)] {
                 let error = refused(&of(dtype, 1 << 40, size << 40), size << 40);

@@ -236,8 +236,9 @@ impl BatchNorm {
         let wide = |tensor: Tensor| tensor.cast(DType::F64)?.to_vec::<f64>();
         let (weight, bias) = (wide(parameters.get(self.weight))?, wide(parameters.get(self.bias))?);
         let (mean, variance) = (wide(running.mean.clone())?, wide(running.variance.clone())?);
-        let scale: Vec<f64> =
-            weight.iter().zip(variance).map(|(weight, variance)| weight / (variance + Self::EPSILON).sqrt()).collect();
+        // NaN where a variance is infinite, as without folding.
+        let of = |(weight, variance): (&f64, f64)| weight / (variance + Self::EPSILON).sqrt() + variance * 0.0;
+        let scale: Vec<f64> = weight.iter().zip(variance).map(of).collect();
         let shift = bias.iter().zip(mean).zip(&scale).map(|((bias, mean), scale)| bias - mean * scale).collect();
         Ok((scale, shift))
     }

@@ -244,9 +244,9 @@ impl AdamW {
         AdamWState { steps: self.steps, m: self.m.clone(), v: self.v.clone() }
     }
 
-    /// Continues from a saved state, bit for bit, in memory of its own: a [recording](tensor::cuda::Gpu::record) of a step
-    /// that was made before goes on with the old moments, so record anew; the moments of frozen parameters are set to zero, whatever was saved
-    /// for them. Errors: [`Error::Layout`] for the state of another model; [`Error::Unusable`] for values that no step
+    /// Continues from a saved state, bit for bit; the moments of frozen parameters are set to zero, whatever was saved for
+    /// them. The optimiser gets other memory: a [recording](tensor::cuda::Gpu::record) that was made before would go on
+    /// with the old moments. Errors: [`Error::Layout`] for the state of another model; [`Error::Unusable`] for values that no step
     /// can have left.
     pub fn restore(&mut self, state: &AdamWState) -> Result<()> {
         ensure_flat(&self.layout, "first moments", &state.m)?;

@@ -1,6 +1,7 @@
 //! Where a command's results may go.
 
 use crate::lock::is_lock;
+use crate::paths::resolved;
 use crate::pictures;
 use crate::trainer::checkpoint::FILE_NAME;
 use crate::trainer::folder::FILES;
@@ -51,8 +52,9 @@ pub fn ensure_output(option: &str, path: &Path, kind: Kind) -> Result<()> {
     if path.is_file() && (!kind.holds(path) || is_lock(path)) {
         bail!("{option} {}: what is there is no earlier result; name another file", path.display());
     }
-    let is_of_run = path.file_name().is_some_and(|name| FILES.iter().any(|file| name == *file));
-    if is_of_run && path.with_file_name(FILE_NAME).exists() {
+    let place = resolved(path)?;
+    let is_of_run = place.file_name().is_some_and(|name| FILES.iter().any(|file| name == *file));
+    if is_of_run && place.with_file_name(FILE_NAME).exists() {
         bail!("{option} {}: that name is one of a run's own files; choose another", path.display());
     }
     let other = path.extension().filter(|extension| !extension.eq_ignore_ascii_case("png"));

@@ -25,6 +25,7 @@ pub mod tensor_names {
     /// The averaged statistics of the BatchNorms, flat.
     pub const AVERAGE_STATISTICS: &str = "average.statistics";
 }
+
 const FORMAT: &str = "biformer-checkpoint-1";
 /// The entry of the metadata that says what computed the run so far.
 const COMPUTED_BY: &str = "computed_by";

@@ -9,7 +9,7 @@
 //! | `average.rs` | the moving average of weights and running statistics |
 //! | `checkpoint.rs` | what a run must remember to go on to the bit, and how it is stored |
 //! | `stored.rs` | any file of weights, whether a run wrote it or not |
-//! | `data_facts.rs` | what it must remember of its data |
+//! | `data_facts.rs` | what a run must remember of its data |
 //! | `trained.rs` | what of a checkpoint is needed to use a trained model |
 //! | `images.rs` | [`Images`]: what a run learns from, and what it is tested on |
 //! | `folder.rs` | the run folder: configuration, metrics, pictures |

@@ -1,10 +1,11 @@
 //! A training step on a GPU, recorded once and replayed.
 //!
-//! A step is hundreds of kernels (some 870 for BiFormer-S), many of which run for less time than their launch takes. So
-//! the first step on batches of one size runs normally, the second is recorded (as a CUDA graph), and from then on a
-//! step is a single launch. What changes from step to step is in the GPU's memory and is written there before each
-//! replay: images and labels, the optimiser's numbers, and (by the recording itself) the keys of random streams. A
-//! step's losses and logits are read when all of it is done; until then, the next batch is uploaded.
+//! A step is more than a thousand kernels (1,117 for BiFormer-S when they were last counted), many of which run for
+//! less time than their launch takes. So the first step on batches of one size runs normally, the second is recorded
+//! (as a CUDA graph), and from then on a step is a single launch. What changes from step to step is in the GPU's
+//! memory and is written there before each replay: images and labels, the optimiser's numbers, and (by the recording
+//! itself) the keys of random streams. A step's losses and logits are read when all of it is done; until then, the
+//! next batch is uploaded.
 
 use super::average::Average;
 use super::failure::lacks_memory;

@@ -12,7 +12,7 @@
 //! | `cuda/` | GPUs: memory, kernels, matrix products; and a device that is emulated on the CPU |
 //! | `error.rs` | [`Error`]: one variant per kind of failure |
 //! | `lock.rs` | [`lock()`]: locks that outlive a panic |
-//! | `memory.rs` | [`memory`]: how much the machine has |
+//! | `memory.rs` | [`memory`]: how much the machine has, and asking for more than it may have |
 //!
 //! Where the machine itself has no memory left, everything that makes a tensor panics, with a message that begins with
 //! [`OUT_OF_MEMORY`]: as with `Vec`, nothing could go on. A GPU's memory running out is an error,

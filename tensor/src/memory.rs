@@ -10,9 +10,9 @@ thread_local! {
 
 /// Calls something that asks for memory and can do without, on this thread.
 pub(crate) fn refusable<R>(ask: impl FnOnce() -> R) -> R {
-    REFUSABLE.set(true);
+    let before = REFUSABLE.replace(true);
     let answer = ask();
-    REFUSABLE.set(false);
+    REFUSABLE.set(before);
     answer
 }
 

@@ -14,7 +14,7 @@ mod pickle;
 mod view;
 
 use crate::error::Error;
-use crate::files::TensorFile;
+use crate::files::{TensorFile, ensure_free};
 use archive::Archive;
 use pickle::{Id, Values};
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -72,6 +72,8 @@ pub fn read(path: &Path) -> crate::error::Result<TensorFile> {
     let io = |cause| Error::Io { path: shown.clone(), cause };
     let file = File::open(path).map_err(io)?;
     let length = file.metadata().map_err(io)?.len();
+    // What its tensors take is not known before the pickle has been read; most are not compressed, and read one by one.
+    ensure_free(path, length)?;
     parse(file, length).map_err(|problem| match problem {
         Problem::Damaged(reason) => Error::Format { path: shown, reason },
         Problem::Unfit(reason) => Error::Unfit { path: shown, reason },

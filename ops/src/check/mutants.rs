@@ -160,7 +160,8 @@ fn run(mutant: Mutant, case: &Case, oracle: &Oracle) -> Result<Outcome> {
     }
     // A rule may be even in what it saves: 1 − y², of tanh, is the same for −y. (One that ignores it altogether does not notice
     // the other breakages either.)
-    let even = matches!(mutant, Mutant::Saved { breakage, .. } if BREAKAGES[breakage].0 == WRONG_SIGN)
+    let even = changed
+        && matches!(mutant, Mutant::Saved { breakage, .. } if BREAKAGES[breakage].0 == WRONG_SIGN)
         && same_bits(&gradients, &oracle.gradients(case, oracle.upstream(), |_| {})?);
     if !changed || even {
         return Ok(Outcome::Unchanged);

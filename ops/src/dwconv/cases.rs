@@ -56,6 +56,8 @@ pub fn cases() -> Vec<Case> {
         case("no channels", [2, 3, 3, 0], 3, true),
         case("chunks of columns, bands of rows, tiles of channels", [1, 16, 13, 72], 5, true),
         case("tiles of pixels", [1, 17, 18, 8], 5, true),
+        case("a last tile of an octet less", [1, 3, 17, 8], 5, true),
+        case("a last tile of a column less", [1, 2, 35, 8], 7, true),
         case("images of one row, in packs", [3, 1, 2, 8], 5, true),
         case("images of one column, in packs, a kernel of 7", [2, 2, 1, 16], 7, true),
         with_residual("a residual, 5x5, in packs", [2, 5, 9, 8], 5, true, true),

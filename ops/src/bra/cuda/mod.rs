@@ -302,6 +302,8 @@ impl Form {
     /// Tokens of a tile, and those that a warp owns at a time, as in `tiles.cuh`.
     const TILE: usize = 64;
     const OWN_ROWS: usize = 16;
+    /// The maximum number of warps per block where all tokens are resident, as `THREADS` there.
+    const WARPS: usize = 8;
 
     /// `None` if tensor cores cannot be used: among other conditions, the addresses `maps` must be aligned to packs,
     /// and the scale must be positive, so that larger products mean larger scores.
@@ -354,7 +356,7 @@ impl Form {
     fn launch<'a>(self, qkv: &'a Tensor, kernel: &str, g: Geometry) -> Result<Launch<'a>> {
         let chunks = g.regions.count() * g.regions.tokens().div_ceil(Self::OWN_ROWS);
         let (regions, warps) = match self.resident {
-            true => (1, chunks.div_ceil(chunks.div_ceil(WARPS))),
+            true => (1, chunks.div_ceil(chunks.div_ceil(Self::WARPS))),
             false => (g.regions.count(), Self::TILE / Self::OWN_ROWS),
         };
         let kernel = format!("{kernel}_on_tensor_cores<{}, {}>", self.dim, self.resident);

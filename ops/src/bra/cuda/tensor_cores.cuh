@@ -1,8 +1,8 @@
 // Attention in bf16 on tensor cores, for heads whose queries, keys and values have D channels: 24, 32, 64 or 96.
 //
 // A warp owns sixteen queries, as rows, and iterates over their keys in tiles of 64; backward, it then owns sixteen keys,
-// and iterates over the queries that are routed to them. (Of regions of fewer tokens, rows are left empty. Those of maps
-// so small are mostly left to masked.cuh.)
+// and iterates over the queries that are routed to them. (In regions of fewer tokens the last one is repeated, in vain;
+// where they are that small, masked.cuh is mostly used instead.)
 //
 // Keys and values are staged in shared memory. If all those of one head of an image fit (RESIDENT), a block handles
 // that head (blockIdx.y) of that image (blockIdx.z), and its warps share the regions: what is routed to k times is read

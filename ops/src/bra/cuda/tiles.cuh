@@ -5,8 +5,8 @@
 #include "geometry.cuh"
 #include "instructions.cuh"
 
-constexpr int TILE = 64;          // keys of a tile
-constexpr int STEPS = TILE / 16;  // products of 16 keys in it
+constexpr int TILE = 64;         // tokens of a tile
+constexpr int STEPS = TILE / 16; // products of 16 of them
 // Products take 16 channels at a time, so a head with D channels takes PARTS of them. Channels past its last are zero.
 template <int D>
 constexpr int PARTS = (D + 15) / 16;
