@@ -129,8 +129,14 @@ impl Loader {
             return Err(Error::setting("balance", problem));
         }
         config.mixing.as_ref().map_or(Ok(()), Mixing::check)?;
-        if len == 0 || (drop_last && batch_size > len) {
-            let problem = format!("{batch_size} samples make no batch of the {len} in {}", dataset.name());
+        if len == 0 {
+            return Err(Error::setting("batch_size", format!("there is nothing in {}", dataset.name())));
+        }
+        if drop_last && batch_size > len {
+            let problem = format!(
+                "of the {len} samples in {} there is no batch of {batch_size}, and smaller ones are dropped",
+                dataset.name()
+            );
             return Err(Error::setting("batch_size", problem));
         }
         let factors = [size, size, 3, size_of::<f32>()];
