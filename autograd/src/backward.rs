@@ -63,19 +63,17 @@ impl Tape {
         let mut accumulated = Accumulated { interior: vec![], layout, owner: None, spans, written };
         accumulated.interior.resize_with(last + 1, State::default);
         // What earlier passes over this tape have left is added to.
-        for (node, state) in accumulated.interior[..last].iter_mut().enumerate() {
-            *state = inputs.remove(&node).map_or(State::Empty, State::Filled);
+        for (node, earlier) in inputs.extract_if(|&node, _| node <= last) {
+            accumulated.interior[node] = State::Filled(earlier);
         }
-        match inputs.remove(&last) {
-            None => accumulated.interior[last] = State::Filled(upstream.contiguous()?),
+        if let State::Empty = accumulated.interior[last] {
+            accumulated.interior[last] = State::Filled(upstream.contiguous()?);
+            drop(upstream);
+        } else {
             // The output is itself an input.
-            Some(before) => {
-                accumulated.interior[last] = State::Filled(before);
-                let own = smallvec![Some(target(last, &self.nodes()[last]))];
-                InputGrads::new("backward", upstream.device(), own, &mut accumulated).give(0, upstream.clone())?;
-            }
+            let own = smallvec![Some(target(last, &self.nodes()[last]))];
+            InputGrads::new("backward", upstream.device(), own, &mut accumulated).give(0, upstream)?;
         }
-        drop(upstream);
         match output.value().device() {
             Device::Cpu => walk(&mut self.nodes_mut(), self.profile(), last, &mut accumulated, inputs),
             Device::Cuda(gpu) => {

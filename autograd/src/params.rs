@@ -285,7 +285,8 @@ impl Gradients {
         self.inputs.clear();
     }
 
-    /// The gradient of an input, if one reached it in this step; `None` for an input of any tape but the last one walked.
+    /// The gradient of an input, if one reached it in this step; `None` for an input of any tape but the last one
+    /// walked.
     pub fn of(&self, input: &Var<'_>) -> Option<&Tensor> {
         let own = self.tape? == input.tape().id();
         if own { self.inputs.get(&input.node()?) } else { None }

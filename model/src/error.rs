@@ -175,7 +175,8 @@ impl Differences {
     fn way_out(&self) -> &'static str {
         // What a run's checkpoint holds beside the weights.
         if self.missing.is_empty() && self.surplus.iter().any(|name| name.starts_with("optimizer.")) {
-            return "this is a run's checkpoint: take the weights out of it, as `biformer export` and `Stored::into_weights` do";
+            return "this is a run's checkpoint: take the weights out of it, as `biformer export` and \
+                    `Stored::into_weights` do";
         }
         "use the configuration that they belong to (the program's --model, and --set for fields that differ from it)"
     }

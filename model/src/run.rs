@@ -64,9 +64,9 @@ impl BiFormer {
         }
     }
 
-    /// The same of images that are on the tape already, all together: as an [input](Tape::input) they get a gradient, which
-    /// tells on which of their pixels a result depends. Their type must be the maps' ([`tensor::Error::DType`]) and their
-    /// place the model's ([`tensor::Error::Device`]).
+    /// The same of images that are on the tape already, all together: as an [input](Tape::input) they get a gradient,
+    /// which tells on which of their pixels a result depends. Their type must be the maps' ([`tensor::Error::DType`])
+    /// and their place the model's ([`tensor::Error::Device`]).
     pub fn run_on<'t>(&self, pass: &Pass<'t>, images: &Var<'t>) -> Result<Vec<Var<'t>>> {
         let size = self.grouping(pass, images.value())?;
         images.value().ensure_dtype("biformer", self.map_type)?;

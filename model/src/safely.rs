@@ -52,15 +52,16 @@ pub(crate) fn write_with(path: &Path, put: impl FnOnce(&mut File) -> std::io::Re
     Ok(())
 }
 
-/// Checks that [`write_safely`] can create its temporary file, and that a file can have this name, to be called before the
-/// work whose result is to be written.
+/// Checks that [`write_safely`] can create its temporary file, and that a file can have this name, to be called before
+/// the work whose result is to be written.
 pub fn ensure_writable(path: &Path) -> Result<()> {
     if path.as_os_str().as_encoded_bytes().last().is_some_and(|&last| std::path::is_separator(last.into())) {
         return Err(io(path, std::io::Error::other("that is the name of a folder; add a file's")));
     }
     let (path, temporary) = &with_temporary(path)?;
     let probed = match fs::symlink_metadata(path) {
-        Err(cause) if cause.kind() != std::io::ErrorKind::NotFound => Err(cause), // a name that is too long, for instance
+        // A name that is too long, for instance.
+        Err(cause) if cause.kind() != std::io::ErrorKind::NotFound => Err(cause),
         _ => File::create(temporary).and_then(|_| fs::remove_file(temporary)),
     };
     probed.map_err(|cause| io(path, cause))

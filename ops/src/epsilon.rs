@@ -12,7 +12,8 @@ pub(crate) fn ensure_epsilon(op: &'static str, epsilon: f64, dtype: DType) -> Re
     }
 }
 
-/// 1/√spread, of a variance and ε; NaN if that is infinite, as where squares have overflowed: zeros would pass for results.
+/// 1/√spread, of a variance and ε; NaN if that is infinite, as where squares have overflowed: zeros would pass for
+/// results.
 #[inline(always)]
 pub(crate) fn reciprocal_root<T: Float>(spread: T) -> T {
     T::one() / spread.sqrt() + spread * T::zero()

@@ -198,7 +198,9 @@ fn train(trainer: &mut Trainer, stop: &AtomicBool, goes_on: bool) -> Result<Stat
             let drawn = trainer.draw();
             unless_closed(print_accuracy(trainer, seconds, goes_on))?;
             drawn.with_context(|| {
-                format!("the run is done and saved; biformer train --resume --out {argument} draws its pictures, which failed")
+                format!(
+                    "the run is done and saved; biformer train --resume --out {argument} draws its pictures, which failed"
+                )
             })?;
             unless_closed(print_what_is_there(trainer))?;
             Ok(ended(stop))
