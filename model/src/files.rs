@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File};
-use std::io::{BufWriter, Read, Write};
+use std::io::{BufWriter, Read, Seek, Write};
 use std::path::Path;
 use tensor::memory::{free_bytes, reserve};
 use tensor::{Device, Tensor};
@@ -41,15 +41,17 @@ impl TensorFile {
     /// Errors: [`Error::Io`]; [`Error::Foreign`] for another kind of file, and [`Error::OldArchive`]; [`Error::Format`]
     /// for one that is damaged; [`Error::Unfit`] for tensors of other types, or other integers.
     pub fn read(path: &Path) -> Result<Self> {
-        let read = |most| read_regular(path, most).map_err(|cause| io(path, cause));
+        // Opened once: at any moment another file may be renamed to this path, as a run's next checkpoint is.
+        let mut file = open_regular(path)?;
         let shown = path.display().to_string();
         // Another kind of file may be larger than the memory.
-        let beginning = read(9)?;
+        let beginning = first_bytes(&mut file, 9).map_err(|cause| io(path, cause))?;
         if beginning.starts_with(pth::MAGIC) {
             return pth::read(path);
         }
         ensure_safetensors(&beginning, &shown)?;
-        Self::parse(&read(ensure_room(path, &shown)?)?, &shown)
+        let length = ensure_room(&mut file, path, &shown)?;
+        Self::parse(&first_bytes(&mut file, length).map_err(|cause| io(path, cause))?, &shown)
     }
 
     /// The same in buffers of its own: what a model goes on to change stays here as it was.
@@ -63,7 +65,7 @@ impl TensorFile {
     pub fn read_metadata(path: &Path) -> Result<HashMap<String, String>> {
         let shown = path.display().to_string();
         let format = |reason: String| Error::Format { path: shown.clone(), reason };
-        let (_, mut header) = read_header(path, &shown)?;
+        let (_, mut header) = read_header(&mut open_regular(path)?, path, &shown)?;
         let metadata = header.remove(METADATA).unwrap_or_else(|| json!({}));
         let mut metadata: HashMap<String, String> =
             serde_json::from_value(metadata).map_err(|error| format(error.to_string()))?;
@@ -222,9 +224,9 @@ fn ensure_safetensors(bytes: &[u8], path: &str) -> Result<()> {
 const MAX_HEADER: u64 = 100_000_000;
 
 /// A safetensors file's header, and where it ends.
-fn read_header(path: &Path, shown: &str) -> Result<(u64, serde_json::Map<String, Value>)> {
+fn read_header(file: &mut File, path: &Path, shown: &str) -> Result<(u64, serde_json::Map<String, Value>)> {
     const LENGTH: usize = size_of::<u64>();
-    let read = |most| read_regular(path, most).map_err(|cause| io(path, cause));
+    let mut read = |most| first_bytes(file, most).map_err(|cause| io(path, cause));
     let beginning = read(LENGTH as u64 + 1)?;
     ensure_safetensors(&beginning, shown)?;
     let format = |reason: String| Error::Format { path: shown.to_owned(), reason };
@@ -244,9 +246,9 @@ fn read_header(path: &Path, shown: &str) -> Result<(u64, serde_json::Map<String,
 
 /// The length of a safetensors file, which is what its header says. Refuses one that takes more memory, with its tensors,
 /// than there is, if that is known: other models' files are easily named by mistake, and some are very large.
-fn ensure_room(path: &Path, shown: &str) -> Result<u64> {
-    let (header_end, header) = read_header(path, shown)?;
-    let length = fs::metadata(path).map_err(|cause| io(path, cause))?.len();
+fn ensure_room(file: &mut File, path: &Path, shown: &str) -> Result<u64> {
+    let (header_end, header) = read_header(file, path, shown)?;
+    let length = file.metadata().map_err(|cause| io(path, cause))?.len();
     let (mut end, mut needed) = (0, length);
     for tensor in header.iter().filter(|(name, _)| *name != METADATA).map(|(_, tensor)| tensor) {
         let [from, to] = [0, 1].map(|i| tensor["data_offsets"][i].as_u64().unwrap_or(0));
@@ -282,15 +284,22 @@ pub(crate) fn ensure_free(path: &Path, needed: u64) -> Result<()> {
     }
 }
 
-/// The first bytes of a regular file, at most so many. A device or a pipe might never end.
-fn read_regular(path: &Path, most: u64) -> std::io::Result<Vec<u8>> {
-    let length = match fs::metadata(path)? {
-        file if file.is_file() => file.len().min(most),
-        _ => return Err(std::io::Error::other(NOT_REGULAR)),
-    };
+/// Opens a regular file. A device or a pipe might never end.
+fn open_regular(path: &Path) -> Result<File> {
+    let file = fs::metadata(path).and_then(|file| match file.is_file() {
+        true => File::open(path),
+        false => Err(std::io::Error::other(NOT_REGULAR)),
+    });
+    file.map_err(|cause| io(path, cause))
+}
+
+/// The first bytes of a file, at most so many.
+fn first_bytes(file: &mut File, most: u64) -> std::io::Result<Vec<u8>> {
+    file.rewind()?;
+    let length = file.metadata()?.len().min(most);
     let mut bytes = Vec::new();
     reserve(&mut bytes, usize::try_from(length).unwrap_or(usize::MAX))?;
-    File::open(path)?.take(most).read_to_end(&mut bytes)?;
+    file.take(most).read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 
@@ -341,6 +350,30 @@ mod tests {
                 assert!(error.contains("MiB of memory") && error.contains("are free"), "{dtype}: {error}");
             }
         }
+    }
+
+    /// As a run's next checkpoint takes the place of the last one.
+    #[cfg(unix)] // elsewhere a file that is being read may keep its place
+    #[test]
+    fn a_file_is_whole_whenever_another_takes_its_place() {
+        use std::sync::atomic::{AtomicBool, Ordering};
+        let folder = tempfile::tempdir().unwrap();
+        let (path, done) = (folder.path().join("file"), AtomicBool::new(false));
+        let of = |count: usize| TensorFile {
+            tensors: [("a".repeat(count), Tensor::full([count], 0.5f32))].into(),
+            ..TensorFile::default()
+        };
+        of(1).write(&path).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                (2..200).for_each(|count| of(count).write(&path).unwrap());
+                done.store(true, Ordering::Relaxed);
+            });
+            while !done.load(Ordering::Relaxed) {
+                let read = TensorFile::read(&path).unwrap();
+                assert!(read.tensors.iter().all(|(name, tensor)| tensor.count() == name.len()));
+            }
+        });
     }
 
     #[test]
