@@ -7,6 +7,7 @@ use crate::{Error, Result, Tape};
 use smallvec::SmallVec;
 use std::collections::HashMap;
 use std::fmt;
+use std::sync::Arc;
 use tensor::cpu::parallel::Out;
 use tensor::{DType, Device, Error as TensorError, Float, Tensor, cuda, match_float};
 
@@ -63,6 +64,11 @@ enum SlotMemory<'a> {
 }
 
 impl Slot<'_> {
+    /// Whether anybody wants this gradient.
+    pub fn is_wanted(&self) -> bool {
+        !matches!(self.memory, SlotMemory::Unwanted)
+    }
+
     /// Where a CPU kernel writes, or none when the gradient is not wanted.
     pub fn out<T: Float>(&mut self) -> Result<Option<Out<'_, T>>> {
         self.taken = true;
@@ -107,7 +113,7 @@ impl Slot<'_> {
     /// [`TensorError::Gpu`].
     pub fn write_aside<const N: usize>(
         mut slots: [&mut Slot<'_>; N],
-        reads: [&Tensor; 2],
+        reads: &[&Tensor],
         write: impl FnOnce([Option<cuda::Out<'_>>; N]) -> Result<()>,
     ) -> Result<()> {
         let of_parameters = slots.iter().all(|slot| matches!(slot.memory, SlotMemory::Unwanted | SlotMemory::Flat(_)));
@@ -115,11 +121,8 @@ impl Slot<'_> {
         for (out, slot) in outs.iter_mut().zip(&mut slots) {
             *out = if of_parameters { slot.place()? } else { slot.out_on_gpu()? };
         }
-        match reads[0].device() {
-            _ if outs.iter().all(Option::is_none) => Ok(()),
-            Device::Cuda(gpu) if of_parameters => gpu.aside(&reads, || write(outs)),
-            _ => write(outs),
-        }
+        let Some(gpu) = outs.iter().flatten().map(|out| Arc::clone(out.gpu())).next() else { return Ok(()) };
+        if of_parameters { gpu.aside(reads, || write(outs)) } else { write(outs) }
     }
 }
 

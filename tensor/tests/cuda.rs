@@ -176,6 +176,44 @@ fn blocks_finish_their_sums() {
     assert!(matches!(crowd, Err(Error::Argument { .. })), "there are not as many counters");
 }
 
+/// Two places, the first alone and the last alone, stored and added to; one batch of pieces, several, and none.
+#[test]
+fn pieces_are_added_up_to_two_places() {
+    let Some(gpu) = Gpu::for_tests(19) else { return };
+    let device = Device::Cuda(gpu);
+    let there = |tensor: Tensor, dtype| tensor.cast(dtype).unwrap().to_device(&device).unwrap();
+    for (dtype, pieces, columns, split) in
+        [(DType::F32, 392, 512, 256), (DType::F32, 40, 13, 10), (DType::F64, 5, 6, 1), (DType::F32, 0, 3, 2)]
+    {
+        let numbers: Vec<f64> = (0..pieces * columns).map(|i| (i % 17) as f64).collect();
+        let x = there(Tensor::from_slice(&numbers, [pieces, columns]).unwrap(), dtype);
+        for (accumulate, wanted) in
+            [(false, [true, true]), (true, [true, true]), (false, [true, false]), (true, [false, true])]
+        {
+            let mut places = [split, columns - split].map(|count| there(Tensor::full([count], 1.0), dtype));
+            let out = |(place, wanted): (_, bool)| wanted.then(|| Tensor::as_out(place, "test", accumulate).unwrap());
+            let [first, last] = &mut places;
+            elements::add_pieces(&x, [out((first, wanted[0])), out((last, wanted[1]))]).unwrap();
+            let sum = |c: usize| -> f64 { (0..pieces).map(|piece| numbers[piece * columns + c]).sum() };
+            for ((place, wanted), begin) in places.iter().zip(wanted).zip([0, split]) {
+                let expected = |i| if wanted { sum(begin + i) + f64::from(u8::from(accumulate)) } else { 1.0 };
+                let expected: Vec<f64> = (0..place.count()).map(expected).collect();
+                assert_eq!(place.cast(DType::F64).unwrap().to_vec::<f64>().unwrap(), expected, "{pieces}, {columns}");
+            }
+        }
+    }
+    let x = there(Tensor::zeros([4, 6], DType::F32), DType::F32);
+    let place = |count| there(Tensor::zeros([count], DType::F32), DType::F32);
+    for counts in [[Some(2), Some(3)], [Some(7), None], [None, Some(7)]] {
+        let mut places = counts.map(|count| count.map(place));
+        let places = places.each_mut().map(|place| place.as_mut().map(|place| place.as_out("test", false).unwrap()));
+        assert!(matches!(elements::add_pieces(&x, places), Err(Error::Shape { .. })), "{counts:?}");
+    }
+    let [mut narrow, mut wide] = [place(3), there(Tensor::zeros([3], DType::F64), DType::F64)];
+    let places = [&mut narrow, &mut wide].map(|place| Some(place.as_out("test", false).unwrap()));
+    assert!(matches!(elements::add_pieces(&x, places), Err(Error::DType { .. })));
+}
+
 /// What an emulated device must notice.
 static FAULTS: Module = Module {
     name: "faults",

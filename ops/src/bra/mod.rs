@@ -183,7 +183,7 @@ impl Rule for BraRule {
                 }
                 if let Some(weight) = &lepe {
                     let context = dwconv::geometry("bra", g.shape(g.v_dim), weight, None)?;
-                    Slot::write_aside([&mut dweight, &mut dbias], [&qkv, &dout], |outs| {
+                    Slot::write_aside([&mut dweight, &mut dbias], &[&qkv, &dout], |outs| {
                         Ok(cuda::backward_context_weight(g, context, &given, outs)?)
                     })?;
                     if let Some(out) = dqkv.out_on_gpu()? {

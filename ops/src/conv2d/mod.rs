@@ -172,7 +172,7 @@ impl Rule for Convolution {
                 }
             }),
             Device::Cuda(_) => {
-                Slot::write_aside([&mut dweight, &mut dbias], [&dy, &x], |outs| {
+                Slot::write_aside([&mut dweight, &mut dbias], &[&dy, &x], |outs| {
                     Ok(cuda::backward_weight(&geometry, &dy, &x, outs)?)
                 })?;
                 if let Some(dx) = dx.out_on_gpu()? {

@@ -116,7 +116,7 @@ impl Rule for Dwconv {
             }),
             Device::Cuda(_) => {
                 let [dy_map, x_map] = [cuda::Map::new(&dy, 0, stride)?, cuda::Map::new(&self.x, 0, stride)?];
-                Slot::write_aside([&mut dweight, &mut dbias], [&dy, &self.x], |outs| {
+                Slot::write_aside([&mut dweight, &mut dbias], &[&dy, &self.x], |outs| {
                     Ok(cuda::backward_weight(geometry, &dy_map, &x_map, outs)?)
                 })?;
                 if let Some(out) = dx.out_on_gpu()? {

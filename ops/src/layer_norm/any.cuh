@@ -1,7 +1,6 @@
 // Rows of any length and alignment: one warp per row of x, which it reads from memory once, and then again from the
 // cache.
 #pragma once
-#include "sums.cuh"
 
 // γ·x̂ + β
 template <typename T>
@@ -91,12 +90,10 @@ __global__ void layer_norm_backward_any(const T* dy, const T* x, const wide<T>* 
     }
 }
 
-// Σ dy·x̂ and Σ dy, reduced through `partial` (columns/32, pieces, 2, 32): a block takes 32 columns, and 8 rows at a
-// time.
+// Σ dy·x̂ and Σ dy over each piece of the rows, partial (pieces, 2, C): a block takes 32 columns, and 8 rows at a time.
 template <typename T>
 __global__ void layer_norm_parameters_any(const T* dy, const T* x, const wide<T>* means, const wide<T>* rstds,
-                                      wide<T>* partial, wide<T>* dweights, int add_weights, wide<T>* dbiases,
-                                      int add_biases, i64 rows, int channels) {
+                                      wide<T>* partial, i64 rows, int channels) {
     typedef wide<T> W;
     __shared__ W sums[2][8][32];
     int first = blockIdx.x * 32, channel = first + lane();
@@ -113,16 +110,8 @@ __global__ void layer_norm_parameters_any(const T* dy, const T* x, const wide<T>
     sums[0][warp()][lane()] = dweight;
     sums[1][warp()][lane()] = dbias;
     __syncthreads();
-    partial = piece_of(partial, blockIdx.x * pieces, 64);
-    if (warp() < 2) {
-        W sum = 0;
-        for (int i = 0; i < 8; i++) sum += sums[warp()][i][lane()];
-        piece_of(partial, piece, 64)[threadIdx.x] = sum;
-    }
-    finish_sums(partial, 64, piece, pieces, blockIdx.x, [&](int i, W sum) {
-        int channel = first + i % 32;
-        if (channel >= channels) return;
-        if (i < 32) put_wanted(dweights, channel, sum, add_weights);
-        else put_wanted(dbiases, channel, sum, add_biases);
-    });
+    if (warp() >= 2 || channel >= channels) return;
+    W sum = 0;
+    for (int i = 0; i < 8; i++) sum += sums[warp()][i][lane()];
+    partial[(2 * piece + warp()) * channels + channel] = sum;
 }

@@ -1,6 +1,8 @@
 //! CUDA kernels of [`layer_norm`](super::layer_norm): rows that fit into the registers of a warp, and any others.
 
-use tensor::cuda::{Launch, Module, Out, partial_sums, pieces};
+use autograd::Slot;
+use tensor::cuda::elements::add_pieces;
+use tensor::cuda::{Launch, Module, Out, pieces};
 use tensor::{DType, Result, Tensor};
 
 pub static KERNELS: Module = Module {
@@ -115,17 +117,18 @@ pub fn recompute(x: &Tensor, [weight, bias]: [&Tensor; 2], [mean, rstd]: [&Tenso
     unsafe { rows.describe(launch)?.run() }
 }
 
-/// dx (R, C), dweight (C) and dbias (C) from dy (R, C).
+/// dx (R, C), dweight (C) and dbias (C) from dy (R, C). The latter two are added up [aside](Slot::write_aside), from what
+/// the blocks leave: nobody waits for them.
 pub fn backward(
     dy: &Tensor,
     x: &Tensor,
     weight: &Tensor,
     [mean, rstd]: [&Tensor; 2],
-    [dx, dweight, dbias]: [Option<Out<'_>>; 3],
-) -> Result<()> {
+    dx: Option<Out<'_>>,
+    parameters: [&mut Slot<'_>; 2],
+) -> autograd::Result<()> {
     dx.iter().try_for_each(|dx| dx.ensure_dtype("layer_norm", x.dtype()))?;
-    [&dweight, &dbias].into_iter().flatten().try_for_each(|out| out.ensure_dtype("layer_norm", x.dtype().of_sums()))?;
-    let of_parameters = dweight.is_some() || dbias.is_some();
+    let of_parameters = parameters.iter().any(|slot| slot.is_wanted());
     if dx.is_none() && !of_parameters {
         return Ok(());
     }
@@ -133,32 +136,28 @@ pub fn backward(
     let mut maps = vec![dy.address("layer_norm", gpu)?, x.address("layer_norm", gpu)?];
     maps.extend(dx.iter().map(Out::address));
     let rows = Rows::new(mean.count(), weight.count(), x.dtype(), &maps);
-    let extents = match &rows.shares {
-        Some(shares) => [1, shares.blocks, 2 * rows.channels],
-        None => {
-            let strips = rows.channels.div_ceil(32);
-            [strips, pieces(rows.rows, strips), 2 * 32]
-        }
+    let strips = rows.channels.div_ceil(32);
+    let pieces = rows.shares.as_ref().map_or_else(|| pieces(rows.rows, strips), |shares| shares.blocks);
+    let partial = || Tensor::empty_on(&x.device(), [pieces, 2 * rows.channels], x.dtype().of_sums());
+    let mut partial = of_parameters.then(partial).transpose()?;
+    let of_x = |dx: Option<&Out<'_>>| -> Result<Launch<'_>> {
+        let launch = rows.launch(x, "layer_norm_backward")?.input(dy)?.input(x)?.input(weight)?;
+        Ok(launch.input(mean)?.input(rstd)?.out(dx))
     };
-    let partial = of_parameters.then(|| partial_sums(&x.device(), x.dtype().of_sums(), extents));
-    let mut partial = partial.transpose()?;
-    if rows.shares.is_some() {
-        let launch = rows.launch(x, "layer_norm_backward")?.input(dy)?.input(x)?.input(weight)?;
-        let launch = launch.input(mean)?.input(rstd)?.out(dx.as_ref()).optional_output(partial.as_mut())?;
-        // SAFETY: as in `forward`; dy and dx are like x, the parameters' gradients like them, and there is a place for
-        // each block's sums.
-        return unsafe { rows.describe(launch.out(dweight.as_ref()).out(dbias.as_ref()))?.run() };
+    // SAFETY: as in `forward`; dy and dx are like x, and there is a place for the sums of each block or piece.
+    unsafe {
+        if rows.shares.is_some() {
+            rows.describe(of_x(dx.as_ref())?.optional_output(partial.as_mut())?)?.run()?;
+        } else {
+            if dx.is_some() {
+                rows.describe(of_x(dx.as_ref())?)?.run()?;
+            }
+            if let Some(partial) = &mut partial {
+                let launch = rows.launch(x, "layer_norm_parameters")?.grid([strips, pieces, 1]).input(dy)?.input(x)?;
+                rows.describe(launch.input(mean)?.input(rstd)?.output(partial)?)?.run()?;
+            }
+        }
     }
-    if let Some(dx) = &dx {
-        let launch = rows.launch(x, "layer_norm_backward")?.input(dy)?.input(x)?.input(weight)?;
-        let launch = launch.input(mean)?.input(rstd)?.out(Some(dx));
-        // SAFETY: as above.
-        unsafe { rows.describe(launch)?.run()? };
-    }
-    let Some(partial) = &mut partial else { return Ok(()) };
-    let [strips, pieces, _] = extents;
-    let launch = rows.launch(x, "layer_norm_parameters")?.grid([strips, pieces, 1]);
-    let launch = launch.input(dy)?.input(x)?.input(mean)?.input(rstd)?.output(partial)?;
-    // SAFETY: as above, with a place for each piece's sums.
-    unsafe { rows.describe(launch.out(dweight.as_ref()).out(dbias.as_ref()))?.run() }
+    let Some(partial) = partial else { return Ok(()) };
+    Slot::write_aside(parameters, &[&partial], |places| Ok(add_pieces(&partial, places)?))
 }

@@ -59,16 +59,20 @@ struct Part {
             }
     }
 
-    // This lane's packs of the next rows of x; zeros where there are none.
+    // This lane's packs of the b-th of the next rows of x; zeros if there is none.
+    __device__ __forceinline__ void load(const T* x, int b, Pack<u32> (&packs)[PACKS]) const {
+#pragma unroll
+        for (int p = 0; p < PACKS; p++) {
+            packs[p] = {};
+            if (has(b, p)) packs[p] = *at(x, b, p);
+        }
+    }
+
+    // The same of several rows.
     template <int B>
     __device__ __forceinline__ void load(const T* x, Pack<u32> (&packs)[B][PACKS]) const {
 #pragma unroll
-        for (int b = 0; b < B; b++)
-#pragma unroll
-            for (int p = 0; p < PACKS; p++) {
-                packs[b][p] = {};
-                if (has(b, p)) packs[b][p] = *at(x, b, p);
-            }
+        for (int b = 0; b < B; b++) load(x, b, packs[b]);
     }
 
     // Prefetches what `load` would load, which takes no registers.
@@ -88,12 +92,15 @@ struct Part {
         for (int b = 0; b < B; b++) values[b] = has(b) ? numbers[row + b * groups] : W(0);
     }
 
-    // Adds values up over the lanes of each row.
+    // Adds values up over the lanes of each row, all of them in each step, as a step waits for the one before.
     template <int B>
     __device__ __forceinline__ void add_up(W (&values)[B]) const {
-        for (int step = lanes >> 1; step > 0; step >>= 1)
+#pragma unroll
+        for (int step = 16; step > 0; step /= 2) {
+            if (step >= lanes) continue;
 #pragma unroll
             for (int b = 0; b < B; b++) values[b] += __shfl_xor_sync(~0u, values[b], step);
+        }
     }
 
     // y = γ·x̂ + β in the next rows.
@@ -194,13 +201,12 @@ __global__ void __launch_bounds__(THREADS, RESIDENT<PACKS>)
     }
 }
 
-// dx = r·(g − mean(g) − x̂·mean(g·x̂)), g = γ·dy, and Σ dy·x̂ and Σ dy, reduced through `partial` (blocks, 2, C); the
+// dx = r·(g − mean(g) − x̂·mean(g·x̂)), g = γ·dy, and each block's sums of dy·x̂ and dy, in partial (blocks, 2, C); the
 // pointers to results may be null.
 template <typename T, int PACKS>
 __global__ void __launch_bounds__(THREADS, RESIDENT<PACKS>)
     layer_norm_backward(const T* dy, const T* x, const wide<T>* weights, const wide<T>* means, const wide<T>* rstds,
-                        T* dx, int accumulate, wide<T>* partial, wide<T>* dweights, int add_weights, wide<T>* dbiases,
-                        int add_biases, i64 rows, int share, int channels, int sharing) {
+                        T* dx, int accumulate, wide<T>* partial, i64 rows, int share, int channels, int sharing) {
     typedef wide<T> W;
     constexpr int N = Pack<T>::size, B = (AHEAD / 2 + PACKS - 1) / PACKS; // there are two operands to ask for
     Part<T, PACKS> part(rows, share, channels, sharing);
@@ -208,13 +214,13 @@ __global__ void __launch_bounds__(THREADS, RESIDENT<PACKS>)
     part.hold(weights, weight);
     for (int turn = 0; turn < share; turn += B * part.groups, part.advance(B)) {
         Pack<u32> upstream[B][PACKS], in[B][PACKS];
-        W mean[B], rstd[B];
+        W mean[B], rstd[B], sums[2 * B] = {}; // of g and g·x̂
         part.load(dy, upstream), part.load(x, in);
         if (accumulate) part.template expect<B>(dx);
         part.load(means, mean), part.load(rstds, rstd);
+        // Elements are made floats again where they are used again: registers do not suffice for those of several rows.
 #pragma unroll
-        for (int b = 0; b < B; b++) { // one row after the other: registers do not suffice for the floats of several
-            W sums[2] = {}; // of g and g·x̂
+        for (int b = 0; b < B; b++)
 #pragma unroll
             for (int p = 0; p < PACKS; p++)
 #pragma unroll
@@ -222,16 +228,16 @@ __global__ void __launch_bounds__(THREADS, RESIDENT<PACKS>)
                     W arriving = element<T>(upstream[b][p], j), normal = (element<T>(in[b][p], j) - mean[b]) * rstd[b];
                     dweight[p][j] += arriving * normal;
                     dbias[p][j] += arriving;
-                    sums[0] += arriving * weight[p][j];
-                    sums[1] += arriving * weight[p][j] * normal;
+                    sums[2 * b] += arriving * weight[p][j];
+                    sums[2 * b + 1] += arriving * weight[p][j] * normal;
                 }
-            if (!dx) continue;
-            Pack<u32> old[PACKS] = {};
+        if (!dx) continue;
+        part.add_up(sums);
 #pragma unroll
-            for (int p = 0; p < PACKS; p++)
-                if (accumulate && part.has(b, p)) old[p] = *part.at(dx, b, p);
-            part.add_up(sums);
-            W mean_g = sums[0] * inverse, mean_gx = sums[1] * inverse;
+        for (int b = 0; b < B; b++) {
+            Pack<u32> old[PACKS] = {};
+            if (accumulate) part.load(dx, b, old);
+            W mean_g = sums[2 * b] * inverse, mean_gx = sums[2 * b + 1] * inverse;
 #pragma unroll
             for (int p = 0; p < PACKS; p++) {
                 W sum[N];
@@ -246,10 +252,6 @@ __global__ void __launch_bounds__(THREADS, RESIDENT<PACKS>)
         }
     }
     if (!partial) return;
-    W* sums = piece_of(partial, blockIdx.x, 2 * channels);
+    W* sums = partial + i64(blockIdx.x) * 2 * channels;
     part.sum_groups(dweight, sums), part.sum_groups(dbias, sums + channels);
-    finish_sums(partial, 2 * channels, blockIdx.x, gridDim.x, 0, [&](int i, W sum) {
-        if (i < channels) put_wanted(dweights, i, sum, add_weights);
-        else put_wanted(dbiases, i - channels, sum, add_biases);
-    });
 }

@@ -103,8 +103,8 @@ impl Rule for LayerNorm {
                 [dx.out()?, dweight.out()?, dbias.out()?],
             )),
             Device::Cuda(_) => {
-                let outs = [dx.out_on_gpu()?, dweight.out_on_gpu()?, dbias.out_on_gpu()?];
-                cuda::backward(&dy, &self.x, &self.weight, [&self.mean, &self.rstd], outs)?;
+                let parameters = [&mut dweight, &mut dbias];
+                cuda::backward(&dy, &self.x, &self.weight, [&self.mean, &self.rstd], dx.out_on_gpu()?, parameters)?;
             }
         }
         [dx, dweight, dbias].into_iter().for_each(|slot| grads.close(slot));

@@ -3,7 +3,7 @@
 
 use super::tall::{self, Tall};
 use autograd::Slot;
-use tensor::cuda::elements::sum_rows;
+use tensor::cuda::elements::{add_pieces, sum_rows};
 use tensor::cuda::{Gemm, Matrix, Module, Out};
 use tensor::{Result, Tensor};
 
@@ -11,7 +11,7 @@ pub static KERNELS: Module = Module {
     name: "linear",
     source: include_str!("kernel.cu"),
     headers: &[tall::HEADER],
-    kernels: &["linear_backward_weight", "linear_add_pieces<float|bf16>"],
+    kernels: &["linear_backward_weight"],
 };
 
 /// The most multiply-adds for each element that is read with which our kernel is used: tensor cores do about 150 while
@@ -62,7 +62,7 @@ pub fn backward_weight(
 /// The gradients of a weight (O, I) and a bias (O) [aside](Slot::write_aside), from dy (R, O) and x (R, I).
 pub fn write_aside(slots: [&mut Slot<'_>; 2], weight: &Tensor, [dy, x]: [&Tensor; 2]) -> autograd::Result<()> {
     let extents = extents(weight, [dy.count(), x.count()])?;
-    Slot::write_aside(slots, [dy, x], |outs| Ok(backward_weight([dy, x], extents, outs)?))
+    Slot::write_aside(slots, &[dy, x], |outs| Ok(backward_weight([dy, x], extents, outs)?))
 }
 
 /// The same by our kernels. The maps are [in packs](tall::in_packs).
@@ -72,7 +72,7 @@ pub(super) fn multiply(tall: &Tall, [dy, x]: [&Tensor; 2], dweight: Out<'_>, dbi
     let launch = launch.output(&mut partial)?.int(dbias.is_some().into());
     // SAFETY: the maps have the extents that `tall` describes.
     unsafe { tall.describe(launch)?.run()? };
-    tall::add_up(&partial, dweight, dbias)
+    add_pieces(&partial, [Some(dweight), dbias])
 }
 
 /// R, O and I: of a weight (O, I), and from how many elements y (R, O) and x (R, I) have, as one of the two may have no

@@ -1,7 +1,6 @@
 //! Gradients of weights and biases from maps with many more rows than columns: see `tall.cuh`.
 
-use super::cuda::KERNELS;
-use tensor::cuda::{Launch, Out, Tiles};
+use tensor::cuda::{Launch, Out};
 use tensor::{DType, Result, Tensor};
 
 /// The header of kernels for such products.
@@ -92,17 +91,6 @@ impl Tall {
         let launch = launch.grid([self.tiles(), self.pieces, 1]).threads(warps(self.tile) * 32).shared(self.shared());
         launch.count(self.rows).extents([self.outputs, self.inputs])?.extents(self.tile)
     }
-}
-
-/// dweight (O, I) and dbias (O), both of one type, from the partial sums (pieces, O·I + O) or, without a bias,
-/// (pieces, O·I).
-pub fn add_up(partial: &Tensor, dweight: Out<'_>, dbias: Option<Out<'_>>) -> Result<()> {
-    let [pieces, sums] = partial.dims("linear", "partial sums (pieces, O·I + O)")?;
-    let tiles = Tiles::new(pieces, sums, DType::F32);
-    let launch = KERNELS.launch(dweight.gpu(), "linear_add_pieces<T>", dweight.dtype())?.blocks(tiles.strips);
-    let launch = launch.input(partial)?.out(Some(&dweight)).out(dbias.as_ref());
-    // SAFETY: the results have as many elements as there are sums.
-    unsafe { tiles.describe(launch.extents([dweight.count()])?)?.run() }
 }
 
 /// Whether a map of so many elements is one that kernels can copy in packs.

@@ -121,8 +121,8 @@ impl Rule for MlpRule {
             grads.give(0, dy)?;
         }
         let mut dx = grads.open(0)?;
-        let outs = [dx.out_on_gpu()?, dgamma.out_on_gpu()?, dbeta.out_on_gpu()?];
-        layer_norm::cuda::backward(&dnormed, &x, &gamma, [&mean, &rstd], outs)?;
+        let parameters = [&mut dgamma, &mut dbeta];
+        layer_norm::cuda::backward(&dnormed, &x, &gamma, [&mean, &rstd], dx.out_on_gpu()?, parameters)?;
         [dx, dgamma, dbeta, dw1, db1, dw2, db2].into_iter().for_each(|slot| grads.close(slot));
         Ok(())
     }

@@ -83,6 +83,28 @@ __global__ void sum_rows(const T* x, wide<T>* partial, Out* out, int accumulate,
     });
 }
 
+// The sums of x (pieces, columns) over the pieces, in a fixed order: those of the columns before `split` go to `first`, and
+// the others to `last`; either may be null.
+template <typename T, typename Out>
+__global__ void add_pieces(const T* x, Out* first, int add_first, Out* last, int add_last, int split, i64 pieces,
+                           int columns, int across) {
+    constexpr int N = Pack<T>::size;
+    Tile<T> tile(pieces, columns, across, blockIdx.x);
+    T sums[N] = {};
+    for (i64 piece = tile.row; piece < tile.end; piece += BATCH * tile.step) {
+        Pack<T> batch[BATCH];
+        tile.load(x, piece, columns, batch);
+#pragma unroll
+        for (int b = 0; b < BATCH; b++)
+#pragma unroll
+            for (int j = 0; j < N; j++) sums[j] += batch[b].at[j]; // zeros beyond the end
+    }
+    const wide<Out> sum = tile.add_up(sums, across);
+    if (tile.own < 0) return;
+    if (tile.own < split) put_wanted(first, tile.own, sum, add_first);
+    else put_wanted(last, tile.own - split, sum, add_last);
+}
+
 // y ← y + rate·(x − y)
 template <typename T>
 __global__ void move_towards(T* y, const T* x, const T* rate, i64 count) {

@@ -23,6 +23,8 @@ pub static KERNELS: Module = Module {
         "sum_rows<float, float|bf16>",
         "sum_rows<double, double>",
         "sum_rows<bf16, float|bf16>",
+        "add_pieces<float, float|bf16>",
+        "add_pieces<double, double>",
         "move_towards<float|double>",
         "fill_with<T>",
     ],
@@ -116,6 +118,30 @@ pub fn sum_rows(x: &Tensor, [outer, rows, columns]: [usize; 3], out: Out<'_>) ->
     let launch = tiles.sum(KERNELS.launch(out.gpu(), &kernel, x.dtype())?, outer).input(x)?.output(&mut partial)?;
     // SAFETY: x and the result have so many elements, by the check above, and there is a place for each partial sum.
     unsafe { tiles.describe(launch.out(Some(&out)).extents([tiles.strips])?)?.run() }
+}
+
+/// The sums of x (P, C) over P, in a fixed order: the first ones go to the first place, and the last ones to the last, as
+/// many as each has room for. A block has all rows of its columns, so there should not be more than some hundreds.
+/// Errors: [`Error::DType`] unless the places are of one type, whose sums are x's; [`Error::Shape`] unless both together
+/// have room for C sums, or only one is wanted, and has room for no more; [`Error::NotContiguous`].
+pub fn add_pieces(x: &Tensor, places: [Option<Out<'_>>; 2]) -> Result<()> {
+    let [pieces, columns] = x.dims("add_pieces", "pieces (P, C)")?;
+    let [first, last] = &places;
+    let Some(out) = first.as_ref().or(last.as_ref()) else { return Ok(()) };
+    places.iter().flatten().try_for_each(|place| place.ensure_dtype("add_pieces", out.dtype()))?;
+    x.ensure_dtype("add_pieces", out.dtype().of_sums())?;
+    let [of_first, of_last] = [first, last].map(|place| place.as_ref().map(Out::count));
+    let split = of_first.or_else(|| columns.checked_sub(of_last?)).filter(|&split| split <= columns);
+    let Some(split) = split.filter(|split| of_last.is_none_or(|of_last| split + of_last == columns)) else {
+        return Err(Error::shape("add_pieces", "as many columns as there is room for sums", x.shape()));
+    };
+    let tiles = Tiles::new(pieces, columns, x.dtype());
+    let kernel = format!("add_pieces<{}, {}>", c_name(x.dtype()), c_name(out.dtype()));
+    let launch = KERNELS.launch(out.gpu(), &kernel, x.dtype())?.blocks(tiles.strips).input(x)?;
+    let launch = launch.out(first.as_ref()).out(last.as_ref()).extents([split])?;
+    // SAFETY: x has so many elements, and the places have room for the sums before and after the split, by the checks
+    // above.
+    unsafe { tiles.describe(launch)?.run() }
 }
 
 /// [`Tensor::move_towards`], whose operands agree in shape.

@@ -3,6 +3,7 @@
 use super::super::geometry::Geometry;
 use super::{KERNELS, row};
 use crate::linear::tall;
+use tensor::cuda::elements::add_pieces;
 use tensor::cuda::{Launch, Out};
 use tensor::{DType, Result, Tensor};
 
@@ -98,6 +99,6 @@ impl<'a> FewChannels<'a> {
         let launch = launch.input(dy)?.input(self.x)?.output(&mut partial)?.int(dbias.is_some().into());
         // SAFETY: dy and x have these extents, and `partial` has room for the sums of each piece.
         unsafe { self.describe(launch)?.run()? };
-        tall::add_up(&partial, sums, dbias)
+        add_pieces(&partial, [Some(sums), dbias])
     }
 }

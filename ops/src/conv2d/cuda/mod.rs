@@ -11,7 +11,7 @@ use crate::linear::cuda::backward_weight as backward_product;
 use crate::linear::tall::{self, Tall};
 use few_channels::FewChannels;
 use std::ops::Range;
-use tensor::cuda::elements::{put, put_within, sum_rows};
+use tensor::cuda::elements::{add_pieces, put, put_within, sum_rows};
 use tensor::cuda::{Gemm, Matrix, Module, Out};
 use tensor::{DType, Result, Tensor};
 use tensor_cores::Direct;
@@ -150,7 +150,7 @@ fn multiply_in_place(
         tall.describe(launch.int(dbias.is_some().into()))?.extents(g.input)?.extents([g.inputs, g.kernel[1]])?;
     // SAFETY: the maps have the extents of the convolution, and the patches those that `tall` describes.
     unsafe { launch.extents(g.output)?.extents([g.stride, g.padding])?.run()? };
-    tall::add_up(&partial, sums, dbias)
+    add_pieces(&partial, [Some(sums), dbias])
 }
 
 /// The ranges of images whose patches form one matrix each; without images, a single empty range.
