@@ -3,34 +3,36 @@
 //
 // A block handles a tile of the channels in a band of an image's rows, and moves along the rows. The pixels pass
 // through shared memory, some columns at a time: while one chunk is used, the next one arrives. There they lie where
-// constants tell, so that nearly all that remains of a step is its multiply-adds. A warp handles a strip of R rows of
-// the band, and each of its threads V channels; what it needs at every column stays in registers, and a loaded element
-// is multiplied by K taps for each of the rows.
+// constants tell, so that nearly all that remains of a step is its multiply-adds. LANES threads handle a strip of R rows
+// of the band, and each of them V channels; what it needs at every column stays in registers, and a loaded element is
+// multiplied by K taps for each of the rows.
 //
 // In bf16, where pixels consist of whole packs, tensor cores compute most of this instead: `tensor_cores.cuh`.
 #include "instructions.cuh"
 #include "sums.cuh"
 #include "tensor_cores.cuh"
 
-// The maximum number of strips of a band, which are the warps of a block: in 14 rows, the loads of rows of a
-// neighbouring band are few, and the images of most models are multiples of 7 rows high.
-constexpr int STRIPS = 7, THREADS = 32 * STRIPS;
+// The maximum number of warps of a block, and so of strips of a band, if each has a warp: in 14 rows, the loads of rows
+// of a neighbouring band are few, and the images of most models are multiples of 7 rows high.
+constexpr int WARPS = 7, THREADS = 32 * WARPS;
+template <int LANES>
+constexpr int STRIPS = THREADS / LANES;
 
 // Rows per strip: the more there are, the fewer are loaded twice, but registers are limited.
 template <int K>
 constexpr int ROWS = K < 7 ? 2 : 1;
 
 // Columns per chunk: a multiple of the unroll factor of the loop over them. A large kernel has no registers to spare
-// for unrolling.
-template <typename T, int K>
-constexpr int COLUMNS = (K == 3 ? 6 : K) * (sizeof(T) == 2 ? 2 : 1);
+// for unrolling. Nothing can be computed before the first chunk has arrived, so those of many channels are short.
+template <typename T, int K, int V>
+constexpr int COLUMNS = (K == 3 ? 6 : K) * (sizeof(T) * V == 2 ? 2 : 1);
 template <int K>
 constexpr int UNROLLED = K < 7 ? K : 1;
 
 // Blocks per multiprocessor, which limit the registers. The more blocks, the better they hide each other's waiting, but
 // taps and sums of a 5x5 kernel leave room for two.
-template <typename T, int K>
-constexpr int RESIDENT = sizeof(T) > 2 || K == 7 ? 1 : K == 5 ? 2 : 4;
+template <typename T, int K, int V>
+constexpr int RESIDENT = sizeof(T) > 2 || K == 7 ? 1 : K == 5 || V > 1 ? 2 : 4;
 
 // Neighbouring channels, which one instruction loads or stores.
 template <typename T, int V>
@@ -38,23 +40,28 @@ struct alignas(V * sizeof(T)) Channels {
     T values[V];
 
     __device__ __forceinline__ wide<T> at(int v) const { return widen(values[v]); }
-    __device__ __forceinline__ void set(int v, wide<T> value) { values[v] = narrow<T>(value); }
+    __device__ __forceinline__ void set(const wide<T> (&to)[V]) {
+#pragma unroll
+        for (int v = 0; v < V; v++) values[v] = narrow<T>(to[v]);
+    }
 };
 
-// Two of 16 bits stay together in one register; each is set once, among zeros.
+// Of 16 bits two stay together in one register.
 template <>
-struct Channels<bf16, 2> {
-    u32 bits;
+struct alignas(8) Channels<bf16, 4> {
+    u32 words[2];
 
-    __device__ __forceinline__ float at(int v) const { return v ? high_half(bits) : low_half(bits); }
-    __device__ __forceinline__ void set(int v, float value) { bits |= u32(narrow<bf16>(value).bits) << 16 * v; }
+    __device__ __forceinline__ float at(int v) const { return v % 2 ? high_half(words[v / 2]) : low_half(words[v / 2]); }
+    __device__ __forceinline__ void set(const float (&to)[4]) {
+        words[0] = pack_bf16(to[0], to[1]), words[1] = pack_bf16(to[2], to[3]);
+    }
 };
 
 // A band of a map, from row `top` on, in which there are `span` of the chunk's ROWS rows. `map` points to the tile's
 // first channel in the image's first pixel, and `channels` is how many there are from it on.
-template <typename T, int V, int ROWS, int COLUMNS>
+template <typename T, int V, int LANES, int ROWS, int COLUMNS>
 struct Band {
-    static constexpr int TILE = 32 * V, SIZE = COLUMNS * ROWS * TILE;
+    static constexpr int TILE = LANES * V, SIZE = COLUMNS * ROWS * TILE;
 
     const T* map;
     i64 stride;
@@ -91,11 +98,13 @@ struct Band {
     // This thread's channels of R rows of a column, from `row` on.
     template <int R>
     static __device__ __forceinline__ void take(const T* chunk, int column, int row, wide<T> (&taken)[R][V]) {
-        const Channels<T, V>* at = reinterpret_cast<const Channels<T, V>*>(chunk) + (column * ROWS + row) * 32 + lane();
+        const Channels<T, V>* at = reinterpret_cast<const Channels<T, V>*>(chunk) + (column * ROWS + row) * LANES;
 #pragma unroll
-        for (int r = 0; r < R; r++)
+        for (int r = 0; r < R; r++) {
+            Channels<T, V> channels = at[r * LANES + threadIdx.x % LANES];
 #pragma unroll
-            for (int v = 0; v < V; v++) taken[r][v] = at[r * 32].at(v);
+            for (int v = 0; v < V; v++) taken[r][v] = channels.at(v);
+        }
     }
 };
 
@@ -105,40 +114,43 @@ template <typename T, int V, int R>
 struct Results {
     T* next;
     i64 stride, row_stride;
-    bool exists[R], adds[R];
+    bool accumulate, exists[R];
     Channels<T, V> old[R];
 
     // From row `row` on. `image` points to the thread's channels in the image's first pixel, if they exist.
     __device__ __forceinline__ void start(T* image, i64 stride, int row, int height, int width, bool exists,
                                           bool accumulate) {
         next = image + i64(row) * width * stride;
-        this->stride = stride, row_stride = width * stride;
+        this->stride = stride, row_stride = width * stride, this->accumulate = accumulate;
 #pragma unroll
-        for (int r = 0; r < R; r++) {
-            this->exists[r] = exists && row + r < height;
-            adds[r] = accumulate && this->exists[r];
-        }
+        for (int r = 0; r < R; r++) this->exists[r] = exists && row + r < height;
         ask(true);
     }
 
     __device__ __forceinline__ void ask(bool more) {
+        if (!accumulate) return;
         const T* at = next;
 #pragma unroll
         for (int r = 0; r < R; r++, at += row_stride) {
             old[r] = {};
-            if (adds[r] && more) old[r] = *reinterpret_cast<const Channels<T, V>*>(at);
+            if (exists[r] && more) old[r] = *reinterpret_cast<const Channels<T, V>*>(at);
         }
     }
 
     // Writes the sums of the next column, which are those at [.][0]. There may be `more` columns.
     template <int K>
-    __device__ __forceinline__ void put(const wide<T> (&sums)[R][K][V], bool more) {
+    __device__ __forceinline__ void put(wide<T> (&sums)[R][K][V], bool more) {
         T* at = next;
+        if (accumulate) {
+#pragma unroll
+            for (int r = 0; r < R; r++)
+#pragma unroll
+                for (int v = 0; v < V; v++) sums[r][0][v] += old[r].at(v);
+        }
 #pragma unroll
         for (int r = 0; r < R; r++, at += row_stride) {
-            Channels<T, V> out = {};
-#pragma unroll
-            for (int v = 0; v < V; v++) out.set(v, old[r].at(v) + sums[r][0][v]);
+            Channels<T, V> out;
+            out.set(sums[r][0]);
             if (exists[r]) *reinterpret_cast<Channels<T, V>*>(at) = out;
         }
         next += stride;
@@ -203,17 +215,17 @@ __device__ __forceinline__ void walk(int band, int last, int columns, T* chunks,
 // y (+)= x ∗ weight + bias: y[i, j] = Σ x[i + a − P, j + b − P]·w[a, b]; or dx from dy, with the weight turned: dx[i,
 // j] = Σ dy[i − a + P, j − b + P]·w[a, b]. A piece is a range of all images' bands. Blocks are ordered by piece, then
 // tile of the channels.
-template <typename T, int K, bool PAIRS>
-__global__ void __launch_bounds__(THREADS, (RESIDENT<T, K>))
+template <typename T, int K, int V, int LANES>
+__global__ void __launch_bounds__(THREADS, (RESIDENT<T, K, V>))
     dwconv_forward(const T* __restrict__ x, i64 x_stride, const wide<T>* weight, int residual, int turned,
                    const wide<T>* bias, T* __restrict__ y, int accumulate, i64 y_stride, int all_bands, int height,
                    int width, int channels, int tiles, int bands) {
     typedef wide<T> W;
-    constexpr int P = K / 2, TAPS = K * K, R = ROWS<K>, V = PAIRS ? 2 : 1, C = COLUMNS<T, K>;
-    typedef Band<T, V, STRIPS * R + K - 1, C> Input;
-    typedef Band<T, V, STRIPS * R, C> Output;
-    int strips = blockDim.x / 32, row = warp() * R, first = blockIdx.x % tiles * Input::TILE;
-    int piece = blockIdx.x / tiles, pieces = gridDim.x / tiles, place = lane() * V, channel = first + place;
+    constexpr int P = K / 2, TAPS = K * K, R = ROWS<K>, C = COLUMNS<T, K, V>;
+    typedef Band<T, V, LANES, STRIPS<LANES> * R + K - 1, C> Input;
+    typedef Band<T, V, LANES, STRIPS<LANES> * R, C> Output;
+    int strips = blockDim.x / LANES, row = threadIdx.x / LANES * R, first = blockIdx.x % tiles * Input::TILE;
+    int piece = blockIdx.x / tiles, pieces = gridDim.x / tiles, place = threadIdx.x % LANES * V, channel = first + place;
     int band = i64(all_bands) * piece / pieces, last = i64(all_bands) * (piece + 1) / pieces;
     bool exists = channel < channels;
 
@@ -290,15 +302,15 @@ __device__ __forceinline__ void sum_warps(const W (&values)[COUNT][V], W* shared
 // dw[a, b] (+)= Σ dy[i, j]·x[i + a − P, j + b − P] over all pixels, and dbias (+)= Σ dy, reduced through `partial`
 // (tiles, pieces, K² + 1, channels of a tile). A piece is a range of all images' bands. Blocks are ordered by piece,
 // then tile of the channels.
-template <typename T, int K, bool PAIRS>
+template <typename T, int K, int V>
 __global__ void __launch_bounds__(THREADS, (sizeof(T) == 2 && K < 7 ? 2 : 1))
     dwconv_backward_weight(const T* __restrict__ dy, i64 dy_stride, const T* __restrict__ x, i64 x_stride,
                            wide<T>* partial, wide<T>* dweights, int add_weights, wide<T>* dbiases, int add_biases,
                            int all_bands, int height, int width, int channels, int tiles, int bands) {
     typedef wide<T> W;
-    constexpr int P = K / 2, TAPS = K * K, R = ROWS<K>, V = PAIRS ? 2 : 1, C = COLUMNS<T, K>;
-    typedef Band<T, V, STRIPS * R + K - 1, C> Input;
-    typedef Band<T, V, STRIPS * R, C> Upstream;
+    constexpr int P = K / 2, TAPS = K * K, R = ROWS<K>, C = COLUMNS<T, K, V>;
+    typedef Band<T, V, 32, STRIPS<32> * R + K - 1, C> Input;
+    typedef Band<T, V, 32, STRIPS<32> * R, C> Upstream;
     int strips = blockDim.x / 32, row = warp() * R;
     int tile = blockIdx.x % tiles, piece = blockIdx.x / tiles, pieces = gridDim.x / tiles;
     int first = tile * Input::TILE, count = min(Input::TILE, channels - first);

@@ -13,18 +13,18 @@ pub static KERNELS: Module = Module {
     source: include_str!("kernel.cu"),
     headers: &[("tensor_cores.cuh", include_str!("tensor_cores.cuh"))],
     kernels: &[
-        "dwconv_forward<T, 3|5|7, false>",
-        "dwconv_forward<float, 3|5|7, true>",
-        "dwconv_forward<bf16, 3, true>",
-        "dwconv_backward_weight<T, 3|5|7, false>",
-        "dwconv_backward_weight<float, 3|5|7, true>",
+        "dwconv_forward<T, 3|5|7, 1, 32>",
+        "dwconv_forward<float, 3|5|7, 2, 32>",
+        "dwconv_forward<bf16, 3, 4, 16|32>",
+        "dwconv_backward_weight<T, 3|5|7, 1>",
+        "dwconv_backward_weight<float, 3|5|7, 2>",
         "dwconv_on_tensor_cores<5|7, 1|2>",
         "dwconv_backward_weight_on_tensor_cores<3|5|7>",
     ],
 };
 
-/// The maximum number of strips of rows in a band of an image, each for a warp; as in the kernels.
-const STRIPS: usize = 7;
+/// The maximum number of warps of a block; as in the kernels.
+const WARPS: usize = 7;
 
 /// The maximum number of blocks among which the bands are shared out: two per multiprocessor of an H200, whose
 /// registers have no room for more with a 5x5 kernel, rounded down so that bands, often a power of two, are shared out
@@ -92,15 +92,15 @@ pub(crate) fn backward_weight(g: Geometry, dy: &Map, x: &Map, [dweight, dbias]: 
     if packed && dtype == DType::Bf16 && tensor_cores::usable(g, [dy.stride, x.stride]) {
         return tensor_cores::backward_weight(g, gpu, (dy_address, dy.stride), (x_address, x.stride), [dweight, dbias]);
     }
-    let packed = packed && dtype == DType::F32;
-    let Tiling { tile, tiles, strips, bands } = Tiling::new(g, packed);
+    let tiling = Tiling::new(g, if packed && dtype == DType::F32 { 2 } else { 1 }, false);
+    let Tiling { tiles, channels, bands, .. } = tiling;
     let all_bands = if g.is_empty() { 0 } else { g.images * bands };
     let pieces = pieces(all_bands, BLOCKS, tiles);
-    let sums = [tiles, pieces, tile * (g.taps() + 1)];
+    let sums = [tiles, pieces, tiling.tile() * (g.taps() + 1)];
     let mut partial = partial_sums(&x.elements.device(), dtype.of_sums(), sums)?;
-    let launch = KERNELS.launch(gpu, &format!("dwconv_backward_weight<T, {}, {packed}>", g.kernel), dtype)?;
-    let launch = launch.threads(32 * strips).blocks(pieces * tiles);
-    let launch = launch.shared(chunks(g.kernel, dtype, tile, &[g.kernel - 1, 0]));
+    let launch = KERNELS.launch(gpu, &format!("dwconv_backward_weight<T, {}, {channels}>", g.kernel), dtype)?;
+    let launch = launch.threads(tiling.threads()).blocks(pieces * tiles);
+    let launch = launch.shared(tiling.chunks(g.kernel, dtype, &[g.kernel - 1, 0]));
     let launch = launch.pointer(dy_address).count(dy.stride).pointer(x_address).count(x.stride);
     let launch = launch.output(&mut partial)?.out(dweight.as_ref()).out(dbias.as_ref());
     // SAFETY: both hold maps of these extents, by the checks above, the gradients fit them, and there is a place for
@@ -134,13 +134,19 @@ fn convolve(
     if on_tensor_cores && g.kernel > 3 {
         return tensor_cores::convolve(g, (x_address, x.stride), (weight, residual, turned), bias, (&out, stride));
     }
-    let packed = packed && (dtype == DType::F32 || g.kernel == 3);
-    let Tiling { tile, tiles, strips, bands } = Tiling::new(g, packed);
-    let launch = KERNELS.launch(out.gpu(), &format!("dwconv_forward<T, {}, {packed}>", g.kernel), dtype)?;
-    // A 3x3 kernel leaves room for twice as many blocks.
-    let pieces = pieces(g.images * bands, BLOCKS * if g.kernel == 3 { 2 } else { 1 }, tiles);
-    let launch = launch.threads(32 * strips).blocks(pieces * tiles);
-    let launch = launch.shared(chunks(g.kernel, dtype, tile, &[g.kernel - 1]));
+    let tiling = match dtype {
+        DType::F32 if packed => Tiling::new(g, 2, false),
+        // In groups of 16 lanes, if 32 would leave more of them without a channel.
+        DType::Bf16 if packed && g.kernel == 3 => Tiling::new(g, 4, (1..=64).contains(&(g.channels % 128))),
+        _ => Tiling::new(g, 1, false),
+    };
+    let Tiling { channels, lanes, tiles, bands, .. } = tiling;
+    let kernel = format!("dwconv_forward<T, {}, {channels}, {lanes}>", g.kernel);
+    // There is room for twice as many blocks of a small kernel, and of few warps.
+    let roomy = (g.kernel == 3 && channels < 4) || 2 * tiling.threads() <= 32 * (WARPS + 1);
+    let pieces = pieces(g.images * bands, if roomy { 2 * BLOCKS } else { BLOCKS }, tiles);
+    let launch = KERNELS.launch(out.gpu(), &kernel, dtype)?.threads(tiling.threads()).blocks(pieces * tiles);
+    let launch = launch.shared(tiling.chunks(g.kernel, dtype, &[g.kernel - 1]));
     let launch = launch.pointer(x_address).count(x.stride).input(weight)?.int(residual.into()).int(turned.into());
     let launch = launch.optional(bias)?.out(Some(&out)).count(stride);
     // SAFETY: x and y hold maps of these extents, by the checks above, and `dwconv::geometry` that the parameters fit
@@ -158,14 +164,6 @@ fn rows(kernel: usize) -> usize {
     if kernel < 7 { 2 } else { 1 }
 }
 
-/// Bytes of shared memory for two chunks of columns of maps, as in the kernels, each with so many rows more than a band
-/// has.
-fn chunks(kernel: usize, dtype: DType, tile: usize, more: &[usize]) -> usize {
-    let columns = if kernel == 3 { 6 } else { kernel } * if dtype == DType::Bf16 { 2 } else { 1 };
-    let rows: usize = more.iter().map(|more| STRIPS * rows(kernel) + more).sum();
-    2 * columns * rows * tile * dtype.size()
-}
-
 /// Whether each pixel of maps at these addresses, with these strides, is a number of whole packs of 16 bytes, aligned.
 /// These are copied at once, and each thread takes a pair of channels. In f64 there are too few registers for that.
 fn packed(g: Geometry, dtype: DType, maps: [(u64, usize); 2]) -> bool {
@@ -174,20 +172,48 @@ fn packed(g: Geometry, dtype: DType, maps: [(u64, usize); 2]) -> bool {
     dtype != DType::F64 && g.channels.is_multiple_of(pack) && maps.into_iter().all(whole)
 }
 
-/// How a map is shared out among blocks: in `tiles` of `tile` channels, and each image in `bands` of `strips`.
+/// How a map is shared out among blocks: in `tiles` of the channels, and each image in `bands` of `strips` of rows. `lanes`
+/// threads have a strip of a tile, each of them so many `channels`.
+#[derive(Clone, Copy, Debug)]
 struct Tiling {
-    tile: usize,
+    channels: usize,
+    lanes: usize,
     tiles: usize,
     strips: usize,
     bands: usize,
 }
 
 impl Tiling {
-    fn new(g: Geometry, packed: bool) -> Self {
-        let tile = if packed { 64 } else { 32 };
+    /// With so many channels to a thread, and half a warp or a whole one to a strip.
+    fn new(g: Geometry, channels: usize, half: bool) -> Self {
+        let lanes = if half { 16 } else { 32 };
         let strips = g.height.div_ceil(rows(g.kernel)).max(1);
-        let bands = strips.div_ceil(STRIPS);
-        Self { tile, tiles: g.channels.div_ceil(tile), strips: strips.div_ceil(bands), bands }
+        let bands = strips.div_ceil(Self::most_strips(lanes));
+        Self { channels, lanes, tiles: g.channels.div_ceil(lanes * channels), strips: strips.div_ceil(bands), bands }
+    }
+
+    /// The strips that a block has at most.
+    fn most_strips(lanes: usize) -> usize {
+        32 * WARPS / lanes
+    }
+
+    /// The channels of a tile.
+    fn tile(&self) -> usize {
+        self.lanes * self.channels
+    }
+
+    /// The threads of a block: whole warps.
+    fn threads(&self) -> usize {
+        (self.strips * self.lanes).next_multiple_of(32)
+    }
+
+    /// Bytes of shared memory for two chunks of columns of maps, as in the kernels, each with so many rows more than a
+    /// band has.
+    fn chunks(&self, kernel: usize, dtype: DType, more: &[usize]) -> usize {
+        let many = if self.channels * dtype.size() == 2 { 2 } else { 1 };
+        let columns = if kernel == 3 { 6 } else { kernel } * many;
+        let rows: usize = more.iter().map(|more| Self::most_strips(self.lanes) * rows(kernel) + more).sum();
+        2 * columns * rows * self.tile() * dtype.size()
     }
 }
 
