@@ -1,11 +1,13 @@
 //! Every operation's CUDA kernels, on the machine's GPU or the emulated one, on all cases and in every type.
 
+use autograd::gradcheck::Function;
+use autograd::{Tape, Var};
 use ops::check::device::{parity, tolerance};
-use ops::registry::OPS;
+use ops::registry::{self, OPS};
 use standin::Standin;
 use tensor::cuda::Gpu;
 use tensor::cuda::nvidia::compiler::version;
-use tensor::{DType, Device};
+use tensor::{DType, Device, Tensor};
 
 /// Where there is no C++ compiler the test says that it is skipped; in CI it may not be.
 #[test]
@@ -13,6 +15,9 @@ fn every_operation_is_that_of_the_cpu() {
     let Some(gpu) = Gpu::for_tests(7) else { return };
     let device = Device::Cuda(gpu);
     let only = std::env::var("ONLY").unwrap_or_default();
+    for name in only.split(',').filter(|name| !name.is_empty()) {
+        assert!(registry::find(name).is_some(), "ONLY={name} is no operation");
+    }
     let mut failures = vec![];
     for op in OPS.iter().filter(|op| only.is_empty() || only.split(',').any(|name| name == op.name)) {
         // First the one that most people train in: after a fault a GPU refuses its process everything.
@@ -40,7 +45,37 @@ fn every_operation_is_that_of_the_cpu() {
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
-/// The same once more, in processes in which the kernels are watched: memory errors and undefined behaviour end them.
+/// Where the CPU refuses an operand whose type does not go with the others', so does the device, in the forward pass; and in
+/// bf16, which the CPU does not compute in, nothing goes with f64.
+#[test]
+fn operands_of_another_type_are_refused() {
+    let Some(gpu) = Gpu::for_tests(23) else { return };
+    let device = Device::Cuda(gpu);
+    let (f32, f64, bf16) = (DType::F32, DType::F64, DType::Bf16);
+    for (own, other) in [(f32, f64), (f64, f32), (f64, bf16), (bf16, f64)] {
+        for case in OPS.iter().flat_map(|op| (op.cases)()).filter(|case| case.inputs.iter().all(|x| x.count() > 0)) {
+            let inputs = case.inputs_as(own).unwrap();
+            let floats = || (0..inputs.len()).filter(|&i| inputs[i].dtype() != DType::Index);
+            for odd in floats().filter(|_| floats().count() > 1) {
+                let refused = |device: &Device| {
+                    let tape = Tape::new();
+                    let of = |(i, x): (usize, &Tensor)| if i == odd { x.cast(other) } else { Ok(x.clone()) };
+                    let inputs: Vec<Var<'_>> = inputs
+                        .iter()
+                        .enumerate()
+                        .map(|x| tape.constant(of(x).unwrap().to_device(device).unwrap()))
+                        .collect();
+                    case.apply(&inputs).is_err()
+                };
+                let must_be = own == DType::Bf16 || refused(&Device::Cpu);
+                let name = &case.name;
+                assert!(!must_be || refused(&device), "\"{name}\" in {own}, but operand {odd} in {other}");
+            }
+        }
+    }
+}
+
+/// All operations once more, in processes in which the kernels are watched: memory errors and undefined behaviour end them.
 /// Once with one multiprocessor, which few images keep busy, and with as many as a large GPU has, where attention then
 /// takes other forms.
 #[cfg(target_os = "linux")]

@@ -18,6 +18,12 @@ pub static KERNELS: Module = Module {
 /// memory delivers one, so with fewer it matters that every element is read just once.
 const INTENSITY: usize = 96;
 
+/// [`Error::DType`](tensor::Error::DType) unless a weight and a bias go with x: they are in its type, or in that of its sums.
+pub fn ensure_dtypes(op: &'static str, x: &Tensor, parameters: [Option<&Tensor>; 2]) -> Result<()> {
+    let wrong = |parameter: &&Tensor| ![x.dtype(), x.dtype().of_sums()].contains(&parameter.dtype());
+    parameters.into_iter().flatten().find(wrong).map_or(Ok(()), |wrong| wrong.ensure_dtype(op, x.dtype()))
+}
+
 /// y (R, O) = x (R, I) · weight (O, I)ᵀ + bias (O) + residual (R, O).
 pub fn forward(
     x: &Tensor,
@@ -27,6 +33,7 @@ pub fn forward(
     y: &mut Tensor,
 ) -> Result<()> {
     let [rows, outputs, inputs] = extents(weight, [y.count(), x.count()])?;
+    ensure_dtypes("linear", x, [Some(weight), bias])?;
     let weight = weight.cast(x.dtype())?;
     let product = Gemm::new("linear", Matrix::plain(x), Matrix::transposed(&weight), [rows, outputs, inputs]);
     product.row(bias).plus(residual).into(y.as_out("linear", false)?)

@@ -7,7 +7,7 @@ mod tensor_cores;
 
 use super::geometry::Geometry;
 use crate::gelu;
-use crate::linear::cuda::backward_weight as backward_product;
+use crate::linear::cuda::{backward_weight as backward_product, ensure_dtypes};
 use crate::linear::tall::{self, Tall};
 use few_channels::FewChannels;
 use std::ops::Range;
@@ -52,6 +52,7 @@ pub fn forward(
     gelu: bool,
     y: &mut Tensor,
 ) -> Result<()> {
+    ensure_dtypes("conv2d", x, [Some(weight), bias])?;
     let mut out = y.as_out("conv2d", false)?;
     let reordered = reorder(g, weight, x.dtype())?;
     if let Some(call) = FewChannels::of(g, x, (out.dtype(), out.address()))? {
