@@ -7,10 +7,13 @@
 
 use anyhow::{Result, ensure};
 use biformer::autograd::{Gradients, Tape};
+use biformer::config::RunConfig;
 use biformer::data::{self, Augmentation, Loader, LoaderConfig, Split, Transform};
 use biformer::model::{BiFormer, Mode, preset};
 use biformer::optim::{AdamW, AdamWConfig, Schedule};
 use biformer::tensor::{DType, Tensor};
+use biformer::trainer::data_facts::DataFacts;
+use biformer::trainer::trained::TrainedModel;
 use biformer::{ops, optim};
 
 const SEED: u64 = 1;
@@ -24,9 +27,11 @@ pub fn main() -> Result<()> {
     let mut gradients = Gradients::new(&model.parameters)?;
     let mut adamw = AdamW::new(&model.parameters, AdamWConfig::default())?;
     let schedule = Schedule::Cosine { peak: 3e-3, start: 1e-4, min: 1e-5, warmup_steps: 10, total_steps: STEPS };
+    schedule.check()?; // as of a warm-up longer than the run
 
     let images = data::open("embedded", Split::Train)?;
-    let transform = Transform::train(32, images.statistics(), &Augmentation::default())?;
+    let (classes, statistics) = (images.classes().to_vec(), images.statistics());
+    let transform = Transform::train(32, statistics, &Augmentation::default())?;
     let loader = Loader::new(images, LoaderConfig::train(32, SEED, transform))?;
 
     let mut losses = vec![];
@@ -54,6 +59,13 @@ pub fn main() -> Result<()> {
         }
     }
     ensure!(mean(&losses[50..]) < mean(&losses[..10]), "the loss did not fall");
+
+    // A file that `biformer predict`, `eval` and `info` take, as they take those of `biformer export`.
+    let config = RunConfig { architecture: config, image_size: 32, ..RunConfig::for_model("nano")? };
+    let trained = TrainedModel { model, config, data: DataFacts::unknown(classes, statistics), named: true };
+    let path = std::env::temp_dir().join("biformer-training-loop.safetensors");
+    trained.export()?.write(&path)?;
+    println!("the model is in {}", path.display());
     Ok(())
 }
 

@@ -47,10 +47,7 @@ impl Tape {
             let expected = format!("an upstream gradient like the value, {}", output.shape());
             return Err(tensor::Error::shape("backward", expected, upstream.shape()).into());
         }
-        if upstream.dtype() != output.dtype() {
-            let (expected, actual) = ("the value's own type of", upstream.dtype());
-            return Err(tensor::Error::DType { op: "backward", expected, actual }.into());
-        }
+        upstream.ensure_dtype("backward", output.dtype())?;
         let Gradients { flat, inputs, tape } = gradients;
         if tape.replace(self.id()) != Some(self.id()) {
             inputs.clear();

@@ -312,12 +312,17 @@ impl Gradients {
         Ok(self.flat.as_mut().map(|flat| flat.values.as_mut_slice("gradients")).transpose()?)
     }
 
-    /// [`Error::Unreached`] when the loss does not depend on some parameter that is not frozen.
+    /// [`Error::Unreached`] when the loss does not depend on some parameter that is not frozen; [`Error::NoBackward`] when
+    /// no parameter has a gradient.
     pub fn require_all(&self) -> Result<()> {
         let Some(flat) = &self.flat else { return Ok(()) };
         let unreached = flat.layout.ids().filter(|&id| !flat.written[id.0] && !flat.layout.is_frozen(id));
         let names: Vec<String> = unreached.map(|id| flat.layout.name(id).to_owned()).collect();
-        if names.is_empty() { Ok(()) } else { Err(Error::Unreached { names }) }
+        match names.is_empty() {
+            true => Ok(()),
+            false if flat.written.contains(&true) => Err(Error::Unreached { names }),
+            false => Err(Error::NoBackward),
+        }
     }
 }
 

@@ -99,7 +99,7 @@ fn a_rule_that_writes_nothing_or_fails_leaves_no_gradients() {
         let error = tape.backward_from(&sum, vector(&[1.0, 1.0]), &mut gradients).unwrap_err();
         assert_eq!(error, expected);
         assert!(gradients.parameter(p).is_none() && gradients.of(&x).is_none());
-        assert!(gradients.require_all().unwrap_err().to_string().contains("p, q"));
+        assert_eq!(gradients.require_all(), Err(Error::NoBackward));
     }
 }
 

@@ -58,8 +58,10 @@ enum Context {
 }
 
 impl Attention {
-    /// The attention of a stage's blocks, under `name` in the state_dict.
+    /// The attention of a stage's blocks, under `name` in the state_dict. Panics unless the configuration has such a stage,
+    /// and that stage is valid ([`ModelConfig::check`]).
     pub fn new(builder: &mut Builder, name: &str, config: &ModelConfig, stage: usize) -> Self {
+        config.assert_stage(stage);
         let dim = config.embed_dim[stage];
         let nchw = config.family == Family::BiformerStlNchw;
         let project = if nchw { Linear::convolution } else { Linear::new };

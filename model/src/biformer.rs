@@ -6,17 +6,12 @@ use crate::error::{Error, Result, did_you_mean, nearest};
 use crate::factors::{Factors, Prepared};
 use crate::layers::{BatchNorm, Conv, LayerNorm, Linear};
 use crate::pass::Trace;
-use crate::state::{Builder, RunningStatistics};
+use crate::state::{Builder, MOMENTUM, RunningStatistics};
 use autograd::Parameters;
 use ops::Conv2d;
 use std::fmt;
 use std::sync::Arc;
 use tensor::{DType, Device, Tensor};
-
-/// Weight of a new batch in the running statistics.
-const MOMENTUM: f64 = 0.1;
-
-const FOREIGN_TRACE: Error = Error::Pass { reason: "its batch statistics are not those of the model's layers" };
 
 /// BiFormer: stages of blocks, each preceded by a merging that shrinks the map; then a classifier, or the features that
 /// it would classify by, or the maps.
@@ -160,8 +155,9 @@ impl BiFormer {
     }
 
     /// Moves the model to a device, where its layers and convolutions multiply in the type `factors`: that of its
-    /// parameters, or bf16 if those are f32, and then on a GPU the maps between them are bf16, too. Errors: those of
-    /// the device; [`tensor::Error::DType`] for another type.
+    /// parameters, or bf16 if those are f32, and then on a GPU the maps between them are bf16, too. Gradients, optimisers
+    /// and averages are on the device where the parameters were when they were made: make them after this. Errors: those
+    /// of the device; [`tensor::Error::DType`] for another type.
     pub fn place(&mut self, device: &Device, factors: DType) -> Result<()> {
         let own = self.parameters.layout().dtype();
         if factors != own && (own, factors) != (DType::F32, DType::Bf16) {
@@ -243,36 +239,17 @@ impl BiFormer {
         Ok(factors.with(prepared))
     }
 
-    /// Moves the running statistics towards those of a training step's batches, and counts these. Errors: those of
-    /// [`BiFormer::move_statistics`].
+    /// [`RunningStatistics::update`] of the model's own, with the same errors.
     pub fn update_statistics(&mut self, trace: &Trace) -> Result<()> {
         self.move_statistics(trace)?;
-        trace.statistics.iter().for_each(|(id, _)| self.statistics[id.index()].batches += 1);
+        RunningStatistics::count(&mut self.statistics, trace);
         Ok(())
     }
 
-    /// The part of [`BiFormer::update_statistics`] that a GPU does, and that can be recorded with the pass. Errors:
-    /// [`Error::Pass`] if the trace does not fit the model; [`tensor::Error::Shared`] as long as there is a tape that
-    /// has read the running statistics. After either they are as they were.
+    /// The part of [`BiFormer::update_statistics`] that a GPU does, and that can be recorded with the pass; the errors are
+    /// the same.
     pub fn move_statistics(&mut self, trace: &Trace) -> Result<()> {
-        for (id, batch) in &trace.statistics {
-            let Some(running) = self.statistics.get(id.index()) else { return Err(FOREIGN_TRACE) };
-            for (running, batch) in [(&running.mean, &batch.mean), (&running.variance, &batch.variance)] {
-                if running.shape() != batch.shape() {
-                    return Err(FOREIGN_TRACE);
-                }
-                if !running.is_unique() {
-                    return Err(tensor::Error::Shared { op: "move_towards" }.into());
-                }
-            }
-        }
-        for (id, batch) in &trace.statistics {
-            let running = &mut self.statistics[id.index()];
-            for (running, batch) in [(&mut running.mean, &batch.mean), (&mut running.variance, &batch.variance)] {
-                running.move_towards(batch, &self.momentum)?;
-            }
-        }
-        Ok(())
+        RunningStatistics::move_towards(&mut self.statistics, trace, &self.momentum)
     }
 
     /// The rest of it, for a step that a GPU replays and that therefore leaves no trace: counts a batch for all running

@@ -22,8 +22,9 @@ pub struct Block {
 }
 
 impl Block {
-    /// A block of a stage, under `name` in the state_dict.
+    /// A block of a stage, under `name` in the state_dict. Panics as [`Attention::new`] does.
     pub fn new(builder: &mut Builder, name: &str, config: &ModelConfig, stage: usize, drop_path: f64) -> Self {
+        config.assert_stage(stage);
         let dim = config.embed_dim[stage];
         let gamma = |builder: &mut Builder, index: usize| {
             builder.parameter(format!("{name}.gamma{index}"), [dim], Init::Constant(config.layer_scale))

@@ -274,6 +274,12 @@ impl ModelConfig {
         blocks.chain(mergings).sum::<f64>() + 5.0 * dims[0].powi(2) + dims[dims.len() - 1] * self.num_classes as f64
     }
 
+    /// Panics unless there is such a stage, and it is valid.
+    pub(crate) fn assert_stage(&self, stage: usize) {
+        assert!(stage < self.stages(), "stage {stage} of a model with {}, counted from 0", self.stages());
+        self.check_stage(stage).unwrap_or_else(|error| panic!("{error}"));
+    }
+
     fn check_stage(&self, stage: usize) -> Result<()> {
         let wrong = |field: &'static str, message: String| Err(Error::Config { field, message });
         let (dim, n_win, ratio) = (self.embed_dim[stage], self.n_win.at(stage), self.mlp_ratio.at(stage));

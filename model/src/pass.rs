@@ -76,7 +76,7 @@ struct Given {
 #[derive(Debug, Default)]
 pub struct Trace {
     /// In training, the statistics of each BatchNorm's batch: see
-    /// [`BiFormer::update_statistics`](crate::BiFormer::update_statistics).
+    /// [`BiFormer::update_statistics`](crate::BiFormer::update_statistics) and [`RunningStatistics::update`].
     pub statistics: Vec<(StatisticsId, BatchStatistics)>,
     /// The routes of each routed attention in order, (N, P, k), index tensors: its name, and the regions that each
     /// region was routed to. Where the regions are on the map is given by

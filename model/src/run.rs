@@ -80,6 +80,11 @@ impl BiFormer {
         if channels != 3 {
             return Err(tensor::Error::shape("biformer", "images (N, H, W, 3)", images.shape()).into());
         }
+        if images.dtype() == DType::Index {
+            return Err(
+                tensor::Error::DType { op: "biformer", expected: "floating-point", actual: DType::Index }.into()
+            );
+        }
         self.config().check_image(height, width)?;
         Ok(pass.grouping([height, width]))
     }

@@ -1,6 +1,7 @@
 //! What a model is made of besides its structure: parameters and running statistics, created by name.
 
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::pass::Trace;
 use autograd::{ParamId, Parameters, ParametersBuilder};
 use std::collections::HashSet;
 use std::fmt;
@@ -23,6 +24,59 @@ pub struct RunningStatistics {
 
 /// What a BatchNorm's running statistics are called in a state_dict, behind its name.
 pub(crate) const STATISTICS: [&str; 3] = ["running_mean", "running_var", "num_batches_tracked"];
+
+/// Weight of a new batch in the running statistics.
+pub(crate) const MOMENTUM: f64 = 0.1;
+
+const FOREIGN_TRACE: Error = Error::Pass { reason: "its batch statistics are not those of the model's layers" };
+
+impl RunningStatistics {
+    /// Moves the running statistics of a model of one's own, all that its [`Builder`] has returned, a tenth of the way
+    /// towards those of a training step's batches, and counts these. A [`BiFormer`](crate::BiFormer) does so by
+    /// [`update_statistics`](crate::BiFormer::update_statistics).
+    ///
+    /// Errors: [`Error::Pass`] if the trace does not fit them; [`tensor::Error::Shared`] as long as there is a tape that
+    /// has read them. After either they are as they were.
+    pub fn update(all: &mut [RunningStatistics], trace: &Trace) -> Result<()> {
+        let Some(RunningStatistics { mean, .. }) = all.first() else { return Self::ensure_of(all, trace) };
+        let momentum = Tensor::full_on(&mean.device(), [1], MOMENTUM, mean.dtype())?;
+        Self::move_towards(all, trace, &momentum)?;
+        Self::count(all, trace);
+        Ok(())
+    }
+
+    /// Moves them, given their momentum (1).
+    pub(crate) fn move_towards(all: &mut [RunningStatistics], trace: &Trace, momentum: &Tensor) -> Result<()> {
+        Self::ensure_of(all, trace)?;
+        for (id, batch) in &trace.statistics {
+            let running = &mut all[id.0];
+            for (running, batch) in [(&mut running.mean, &batch.mean), (&mut running.variance, &batch.variance)] {
+                running.move_towards(batch, momentum)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Counts the batches.
+    pub(crate) fn count(all: &mut [RunningStatistics], trace: &Trace) {
+        trace.statistics.iter().for_each(|(id, _)| all[id.0].batches += 1);
+    }
+
+    fn ensure_of(all: &[RunningStatistics], trace: &Trace) -> Result<()> {
+        for (id, batch) in &trace.statistics {
+            let Some(running) = all.get(id.0) else { return Err(FOREIGN_TRACE) };
+            for (running, batch) in [(&running.mean, &batch.mean), (&running.variance, &batch.variance)] {
+                if running.shape() != batch.shape() {
+                    return Err(FOREIGN_TRACE);
+                }
+                if !running.is_unique() {
+                    return Err(tensor::Error::Shared { op: "move_towards" }.into());
+                }
+            }
+        }
+        Ok(())
+    }
+}
 
 /// Names one of a model's [`RunningStatistics`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

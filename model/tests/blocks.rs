@@ -1,7 +1,9 @@
 //! What a block, its attention and the random streams of a pass must fulfil, each by itself, in f64.
 
 use autograd::{Parameters, Tape};
-use model::{Attention, Block, Builder, Family, Mode, ModelConfig, Pass, PerStage, Result};
+use model::{
+    Attention, BatchNorm, Block, Builder, Family, Mode, ModelConfig, Pass, PerStage, Result, RunningStatistics,
+};
 use std::collections::BTreeSet;
 use tensor::rng::Philox;
 use tensor::{DType, Tensor};
@@ -139,5 +141,45 @@ fn gamma_1_scales_attention_and_gamma_2_the_mlp() -> Result<()> {
         })?;
         assert_close(&scaled, &output(0.0, &|parameters| set(parameters, silent, |_| 0.0))?);
     }
+    Ok(())
+}
+
+#[test]
+fn a_stage_that_is_not_valid_is_named() {
+    let said = |config: &ModelConfig, stage| {
+        let built = std::panic::catch_unwind(|| Attention::new(&mut Builder::blank(), "attention", config, stage));
+        let said = built.expect_err("not a stage");
+        said.downcast_ref::<String>().unwrap().clone()
+    };
+    assert!(said(&config(), 1).contains("stage 1 of a model with 1"), "{}", said(&config(), 1));
+    for head_dim in [0, 7] {
+        let config = ModelConfig { head_dim, ..config() };
+        assert!(said(&config, 0).contains("does not divide the 16 channels"), "{}", said(&config, 0));
+    }
+}
+
+/// A tenth of the way from 0 and 1 to the mean and the unbiased variance of 1 and 3; and not while somebody reads them.
+#[test]
+fn running_statistics_of_ones_own_model_move_by_its_batches() -> Result<()> {
+    let mut builder = Builder::new(1);
+    let norms = ["first", "second"].map(|name| BatchNorm::new(&mut builder, name, 1));
+    let (parameters, mut running) = builder.build(DType::F64)?;
+    let tape = Tape::new();
+    let pass = Pass::new(&tape, Mode::Train { seed: 1, step: 0 }, &parameters, &running);
+    let x = tape.constant(Tensor::from_slice(&[1.0, 3.0], [2, 1])?);
+    let y = norms[1].forward(&pass, &x)?;
+    let trace = pass.into_trace();
+    let reading = Pass::new(&tape, Mode::Evaluate, &parameters, &running);
+    assert!(RunningStatistics::update(&mut running, &trace).is_err());
+    drop((y, reading));
+    RunningStatistics::update(&mut running, &trace)?;
+    let now = |running: &RunningStatistics| -> Result<_> {
+        Ok((running.mean.item::<f64>()?, running.variance.item::<f64>()?, running.batches))
+    };
+    assert_eq!(now(&running[0])?, (0.0, 1.0, 0));
+    let (mean, variance, batches) = now(&running[1])?;
+    assert!((mean - 0.2).abs() < 1e-12 && (variance - 1.1).abs() < 1e-12 && batches == 1, "{mean} {variance}");
+    assert!(RunningStatistics::update(&mut running[..1], &trace).is_err(), "a trace of more");
+    assert!(RunningStatistics::update(&mut [], &trace).is_err(), "a trace of some");
     Ok(())
 }

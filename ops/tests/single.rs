@@ -63,6 +63,36 @@ const BY_ROWS: [&str; 12] = [
     "top_k",
 ];
 
+/// All others: views and single elements, and those whose rows depend on each other.
+const OTHERS: [&str; 19] = [
+    "add",
+    "batch_norm",
+    "concat",
+    "contiguous",
+    "cross_entropy",
+    "drop_path",
+    "dropout",
+    "gather",
+    "matmul",
+    "mul",
+    "pad",
+    "permute",
+    "region_merge",
+    "region_partition",
+    "reshape",
+    "scale",
+    "slice",
+    "soft_cross_entropy",
+    "sum",
+];
+
+#[test]
+fn every_operation_is_known_to_treat_rows_alone_or_not() {
+    let mut names = [&BY_ROWS[..], &OTHERS].concat();
+    names.sort_unstable();
+    assert_eq!(names, OPS.iter().map(|op| op.name).collect::<Vec<_>>());
+}
+
 /// Which images go through a model together in inference depends on the number of threads.
 #[test]
 fn a_row_has_the_same_bits_alone_and_among_others() -> Result<()> {

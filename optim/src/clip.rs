@@ -19,7 +19,7 @@ use tensor::{Device, Float, match_float, simd};
 ///
 /// A gradient that is not finite makes the norm NaN or infinite, which [`clip_factor`] reports. Errors:
 /// [`Error::NoParameters`]; [`autograd::Error::Unreached`] when some parameter got no gradient in this step (its old one would
-/// count).
+/// count), [`autograd::Error::NoBackward`] when none did.
 pub fn gradient_norm(gradients: &Gradients) -> Result<f64> {
     gradients.require_all()?;
     let flat = gradients.flat().ok_or(Error::NoParameters)?;
@@ -78,12 +78,12 @@ mod tests {
     fn three_and_four_make_five() {
         let parameters = parameters(DType::F32, &[("a", &[2]), ("b", &[1, 1])]);
         let mut gradients = Gradients::new(&parameters).unwrap();
-        let unreached = autograd::Error::Unreached { names: vec!["a".into(), "b".into()] };
-        assert_eq!(gradient_norm(&gradients), Err(Error::Autograd(unreached.clone())));
+        let none = autograd::Error::NoBackward;
+        assert_eq!(gradient_norm(&gradients), Err(Error::Autograd(none.clone())));
         give(&parameters, &mut gradients, &[vec![0.0, 3.0], vec![-4.0]]);
         assert_eq!(gradient_norm(&gradients).unwrap(), 5.0);
         gradients.begin_step();
-        assert_eq!(gradient_norm(&gradients), Err(Error::Autograd(unreached)), "those are old");
+        assert_eq!(gradient_norm(&gradients), Err(Error::Autograd(none)), "those are old");
     }
 
     #[test]

@@ -13,7 +13,7 @@ use crate::error::{Error, Result, ensure, ensure_flat, ensure_layout};
 use autograd::Parameters;
 use tensor::{Device, Tensor};
 
-/// The settings of [`Ema`].
+/// The settings of [`Ema`]; by default those of the reference recipe.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EmaConfig {
     /// d, in [0, 1). The reference recipe's is 0.99996.
@@ -22,6 +22,12 @@ pub struct EmaConfig {
     /// start are then forgotten within the first updates, and not after several times 1/(1 − d) of them.
     /// The reference recipe does not.
     pub warmup: bool,
+}
+
+impl Default for EmaConfig {
+    fn default() -> Self {
+        Self { decay: 0.99996, warmup: false }
+    }
 }
 
 impl EmaConfig {
@@ -155,7 +161,6 @@ mod tests {
     use tensor::cpu::parallel::thread_pool;
 
     const SHAPES: [(&str, &[usize]); 2] = [("weight", &[151, 211]), ("bias", &[13])];
-    const REFERENCE: EmaConfig = EmaConfig { decay: 0.99996, warmup: false };
 
     /// Towards parameters that stand still: e after n updates is p + dⁿ·(e₀ − p).
     #[test]
@@ -186,7 +191,7 @@ mod tests {
     #[test]
     fn parameters_that_stand_still_are_their_own_average() {
         let parameters = parameters(DType::F32, &SHAPES);
-        let mut ema = Ema::new(&parameters, REFERENCE).unwrap();
+        let mut ema = Ema::new(&parameters, EmaConfig::default()).unwrap();
         (0..50).for_each(|_| ema.update(&parameters).unwrap());
         assert_eq!(values(ema.average()), values(&parameters));
     }
@@ -243,18 +248,18 @@ mod tests {
     fn refusals() {
         let own = parameters(DType::F32, &SHAPES);
         for foreign in [parameters(DType::F64, &SHAPES), parameters(DType::F32, &SHAPES[..1])] {
-            let mut ema = Ema::new(&own, REFERENCE).unwrap();
+            let mut ema = Ema::new(&own, EmaConfig::default()).unwrap();
             assert!(matches!(ema.update(&foreign), Err(Error::Layout { what: "parameters", .. })));
-            let state = Ema::new(&foreign, REFERENCE).unwrap().state();
+            let state = Ema::new(&foreign, EmaConfig::default()).unwrap().state();
             assert!(matches!(ema.restore(&state), Err(Error::Layout { what: "averaged parameters", .. })));
         }
-        let mut ema = Ema::new(&own, REFERENCE).unwrap();
+        let mut ema = Ema::new(&own, EmaConfig::default()).unwrap();
         let state = ema.state();
         assert!(matches!(ema.update(&own), Err(Error::Tensor(tensor::Error::Shared { .. }))));
         drop(state);
         ema.update(&own).unwrap();
         for decay in [1.0, -0.1, f64::NAN] {
-            let config = EmaConfig { decay, ..REFERENCE };
+            let config = EmaConfig { decay, ..EmaConfig::default() };
             assert!(matches!(Ema::new(&own, config), Err(Error::Setting { what: "decay", .. })));
         }
     }

@@ -80,20 +80,21 @@ impl Schedule {
     /// [`Error::Setting`](crate::Error::Setting) for rates that are negative, not finite or above `peak`,
     /// for a run of no steps, and for a warm-up longer than the run.
     pub fn check(&self) -> Result<()> {
-        let (peak, start, min, (warmup_name, warmup), (total_name, total)) = match *self {
+        let (peak, start, min, (warmup_name, most, warmup), (total_name, total)) = match *self {
             Schedule::Cosine { peak, start, min, warmup_steps, total_steps } => {
-                (peak, start, min, ("warmup_steps", warmup_steps), ("total_steps", total_steps))
+                let warmup = ("warmup_steps", "at most total_steps", warmup_steps);
+                (peak, start, min, warmup, ("total_steps", total_steps))
             }
             Schedule::Timm { peak, start, min, warmup_epochs, epochs, steps_per_epoch } => {
                 ensure("steps_per_epoch", steps_per_epoch as f64, "at least 1", steps_per_epoch > 0)?;
-                (peak, start, min, ("warmup_epochs", warmup_epochs), ("epochs", epochs))
+                (peak, start, min, ("warmup_epochs", "at most epochs", warmup_epochs), ("epochs", epochs))
             }
         };
         ensure("peak", peak, "finite and at least 0", peak >= 0.0 && peak.is_finite())?;
         ensure("start", start, "between 0 and peak", (0.0..=peak).contains(&start))?;
         ensure("min", min, "between 0 and peak", (0.0..=peak).contains(&min))?;
         ensure(total_name, total as f64, "at least 1", total > 0)?;
-        ensure(warmup_name, warmup as f64, "at most the length of the run", warmup <= total)
+        ensure(warmup_name, warmup as f64, most, warmup <= total)
     }
 }
 
