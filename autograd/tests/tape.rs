@@ -287,7 +287,7 @@ fn an_upstream_gradient_that_is_not_like_the_value_is_refused() {
     let error = refused(vector(&[1.0]));
     assert!(matches!(error, Error::Tensor(tensor::Error::Shape { op: "backward", .. })), "{error}");
     let error = refused(vector(&[1.0, 1.0]).cast(DType::F32).unwrap());
-    assert_eq!(error.to_string(), "backward: expected the value's own type of elements, got f32");
+    assert_eq!(error.to_string(), "backward: expected f64 elements, got f32");
 }
 
 /// Also where it fails before it begins.
