@@ -30,13 +30,13 @@ pub fn shrunk(path: &Path, side: usize) -> Result<Vec<u8>> {
     if shorter <= side {
         return Ok(bytes);
     }
-    // The longer side of a picture may be some million times the other.
-    let scaled = |length: usize| ((length as f64 * side as f64 / shorter as f64).round() as usize).max(1);
+    let scaled = |length: usize| (length as f64 * side as f64 / shorter as f64).round() as usize;
     let (rows, columns) = (scaled(height), scaled(width));
     let format = match path.extension() {
         Some(extension) if extension.eq_ignore_ascii_case("jpe") => ImageFormat::Jpeg,
         _ => ImageFormat::from_path(path).unwrap_or(ImageFormat::Png),
     };
+    // The longer side of a picture may be some million times the other.
     let most = match format {
         ImageFormat::Jpeg => 65535,
         ImageFormat::WebP => 16383,
@@ -59,4 +59,44 @@ pub fn shrunk(path: &Path, side: usize) -> Result<Vec<u8>> {
     }
     .map_err(|cause| Error::Unsupported { path: path.to_owned(), what: format!("it cannot be written: {cause}") })?;
     Ok(smaller)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::load_image;
+    use std::fs;
+
+    /// The height and width of a picture of so many rows and columns once it is shrunk.
+    fn size(name: &str, [rows, columns]: [u32; 2], side: usize) -> [usize; 2] {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join(name);
+        let picture = image::RgbImage::from_pixel(columns, rows, image::Rgb([9, 90, 200]));
+        picture.save_with_format(&path, ImageFormat::Png).unwrap();
+        fs::write(&path, shrunk(&path, side).unwrap()).unwrap();
+        let image = load_image(&path).unwrap();
+        [image.height(), image.width()]
+    }
+
+    #[test]
+    fn the_longer_side_is_rounded_to_the_nearest_pixel() {
+        assert_eq!(size("a.png", [5, 8], 3), [3, 5]); // of 4.8
+        assert_eq!(size("a.png", [7, 5], 3), [4, 3]); // of 4.2
+        assert_eq!(size("a.jpg", [2, 60_000], 1), [1, 30_000]);
+        assert_eq!(size("a.webp", [30_000, 2], 1), [15_000, 1]);
+    }
+
+    #[test]
+    fn a_picture_that_is_small_enough_stays_as_it_is_and_0_is_no_size() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("a.jpg");
+        let picture = image::RgbImage::from_fn(30, 20, |x, y| image::Rgb([(x * 7) as u8, (y * 5) as u8, 99]));
+        picture.save(&path).unwrap();
+        let bytes = fs::read(&path).unwrap();
+        for side in [20, 21, usize::MAX] {
+            assert!(shrunk(&path, side).unwrap() == bytes, "{side}");
+        }
+        assert!(shrunk(&path, 19).unwrap() != bytes);
+        assert!(matches!(shrunk(&path, 0), Err(Error::Setting { name: "side", .. })));
+    }
 }

@@ -176,6 +176,22 @@ fn a_jpeg_with_padded_markers_is_read_and_noticed_where_it_breaks_off() {
 }
 
 #[test]
+fn the_end_of_a_thumbnail_is_not_that_of_its_jpeg() {
+    let root = tempfile::tempdir().unwrap();
+    let path = root.path().join("thumbnail.jpg");
+    let plain = textured(50, 40, ImageFormat::Jpeg);
+    let whole = [&plain[..2], b"\xFF\xE1\x00\x0Athumb\0\xFF\xD9", &plain[2..]].concat();
+    fs::write(&path, &whole).unwrap();
+    assert_eq!((load_image(&path).unwrap().height(), load_image(&path).unwrap().width()), (40, 50));
+    // In the scan, behind the thumbnail, in it, and in the header of its segment.
+    for length in [whole.len() - 2, whole.len() / 2, 14, 10, 6, 5, 4, 2] {
+        fs::write(&path, &whole[..length]).unwrap();
+        let said = load_image(&path).unwrap_err().to_string();
+        assert!(said.ends_with("the JPEG data end before their end marker"), "{length} bytes: {said}");
+    }
+}
+
+#[test]
 fn other_formats_too_large_are_refused_before_the_memory_is_taken() {
     let root = tempfile::tempdir().unwrap();
     let path = root.path().join("bomb");

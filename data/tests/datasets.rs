@@ -141,6 +141,15 @@ fn the_splits_of_each_layout() {
     let error = fails(root.path(), Split::Val).to_string();
     assert!(error.ends_with(" lacks val/. It has test/."), "{error}");
 
+    fs::rename(root.path().join("test"), root.path().join("val")).unwrap();
+    fs::remove_dir_all(root.path().join("train")).unwrap();
+    let error = fails(root.path(), Split::Train);
+    assert!(
+        matches!(error, Error::NoDataset { .. }) && error.to_string().contains("It has val/, but no train/"),
+        "{error}"
+    );
+    assert_eq!(len(Split::Val).unwrap(), 3);
+
     let cifar = tempfile::tempdir().unwrap();
     write_cifar10(cifar.path(), 2);
     for source in [cifar.path(), Path::new("embedded")] {
@@ -231,6 +240,11 @@ fn what_is_no_image_is_named() {
     fs::write(&path, "hello").unwrap();
     let error = load_image(&path).unwrap_err();
     assert!(matches!(error, Error::Undecodable { .. }) && error.to_string().contains("picture.png"), "{error}");
+    for other in [&b"hello"[..], b"GIF89a\x01\0\x01\0\0\0\0;"] {
+        fs::write(&path, other).unwrap();
+        let said = load_image(&path).unwrap_err().to_string();
+        assert!(said.ends_with("it is no PNG, JPEG, WebP, BMP, TIFF or PNM"), "{said}");
+    }
     assert!(matches!(load_image(root.path()), Err(Error::Unsupported { .. })));
 }
 
@@ -243,6 +257,19 @@ fn what_cannot_be_listed_or_read_is_named() {
     assert!(matches!(load_image(root.path().join("circle")), Err(Error::Io { .. })));
     // A device has no end; it must be refused, not read.
     assert!(matches!(load_image("/dev/zero"), Err(Error::Unsupported { .. })));
+}
+
+#[test]
+fn a_picture_is_its_size_and_its_bytes() {
+    let of = |height, width, pixels: &[u8]| Image::new(height, width, pixels.to_vec()).unwrap();
+    let bytes: Vec<u8> = (0..18).collect();
+    let mut changed = bytes.clone();
+    changed[17] += 1;
+    let image = of(2, 3, &bytes);
+    assert_eq!(image, of(2, 3, &bytes));
+    assert_ne!(image, of(2, 3, &changed));
+    assert_ne!(image, of(3, 2, &bytes));
+    assert_eq!([image.pixel(1, 2), image.pixel(2, 0), image.pixel(0, 3)], [Some([15, 16, 17]), None, None]);
 }
 
 #[test]

@@ -56,6 +56,14 @@ fn bad_images_and_resume_and_threads() {
         let config = LoaderConfig { workers, ..config.clone() };
         assert_eq!(all(&dataset, &config, 2, first), whole[first..]);
     }
+    let loader = Loader::new(Arc::clone(&dataset), config).unwrap();
+    for _ in 0..2 {
+        for (batch, expected) in loader.epoch(2, 0).zip(&whole) {
+            let batch = batch.unwrap();
+            assert_eq!(batch, *expected, "recycled");
+            loader.recycle(batch);
+        }
+    }
     let config = LoaderConfig { drop_last: false, ..mixed(8) };
     let whole = all(&dataset, &config, 2, 0);
     for (workers, first) in [(1, 0), (3, 5)] {
@@ -94,7 +102,7 @@ fn too_many_bad_images_end_the_epoch() {
 
 #[test]
 fn nothing_but_bad_images() {
-    for (batch_size, max_bad_images) in [(4, 0), (4, 6), (4, 1000), (100, 1000)] {
+    for (batch_size, max_bad_images) in [(4, 0), (4, 6), (4, 29), (4, 30), (100, 29), (100, 30), (4, 1000)] {
         let faulty: Arc<dyn Dataset> = Arc::new(Faulty::new(30, |_| true));
         let loader = Loader::new(faulty, in_order(batch_size, max_bad_images)).unwrap();
         let error = loader.epoch(0, 0).next().unwrap().unwrap_err();

@@ -388,6 +388,9 @@ fn image_folders_with_something_wrong() {
     fs::rename(root.path().join("later"), root.path().join("val")).unwrap();
     ["ant", "bee"].iter().for_each(|class| fs::remove_dir_all(root.path().join("train").join(class)).unwrap());
 
+    let error = fails(root.path(), Split::All).to_string();
+    assert!(error.ends_with(" lacks undivided images. It is divided into train and val: name one of them."), "{error}");
+
     fs::create_dir_all(root.path().join("val/cow")).unwrap();
     for split in [Split::Train, Split::Val] {
         let error = fails(root.path(), split);

@@ -147,7 +147,8 @@ fn classes_that_cannot_be_balanced() {
     }
     let unlabelled: Arc<dyn Dataset> = Arc::new(Unlabelled(in_memory(40)));
     assert!(refused(Arc::clone(&unlabelled), 0.5).contains("labels of unlabelled are not known"));
-    assert!(Loader::new(unlabelled, LoaderConfig { balance: 0.0, ..mixed(8) }).is_ok());
+    let unbalanced = LoaderConfig { balance: 0.0, ..mixed(8) };
+    assert_eq!(all(&unlabelled, &unbalanced, 0, 0), all(&in_memory(40), &unbalanced, 0, 0));
 }
 
 /// A crop is known by the black that it shows beyond the edge.

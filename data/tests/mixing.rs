@@ -122,6 +122,7 @@ fn each_micro_batch_is_mixed_by_itself() {
     let config = LoaderConfig { parts: 3, ..config(Some(mixing(1.0, 0.0))) };
     let batch = Loader::new(in_memory(40), config).unwrap().epoch(0, 0).next().unwrap().unwrap();
     assert_eq!([0, 1, 2].map(|part| batch.slots(part, 3)), [0..3, 3..6, 6..8]);
+    assert_eq!(batch.samples, [0, 1, 2, 3, 4, 5, 6, 7], "only what is repeated is dealt");
     let share = |slot: usize| batch.targets[slot * CLASSES + batch.samples[slot] % CLASSES];
     // Of three, the one in the middle is its own partner.
     for (slot, partner) in [2, 1, 0, 5, 4, 3, 7, 6].into_iter().enumerate() {
@@ -192,12 +193,13 @@ fn settings_that_make_no_batch() {
 
 #[test]
 fn repeated_samples_are_dealt_to_the_micro_batches() {
-    let first = |batch_size, parts| {
-        let config = LoaderConfig { batch_size, parts, repeats: 3, ..config(None) };
+    let first = |batch_size, parts, repeats| {
+        let config = LoaderConfig { batch_size, parts, repeats, ..config(None) };
         Loader::new(in_memory(40), config).unwrap().epoch(0, 0).next().unwrap().unwrap()
     };
-    assert_eq!(first(12, 3).samples, [0, 1, 2, 3].repeat(3));
-    let batch = first(10, 4);
+    assert_eq!(first(8, 2, 2).samples, [0, 1, 2, 3].repeat(2));
+    assert_eq!(first(12, 3, 3).samples, [0, 1, 2, 3].repeat(3));
+    let batch = first(10, 4, 3);
     let hands = (0..4).map(|part| &batch.samples[batch.slots(part, 4)]);
     assert_eq!(hands.collect::<Vec<_>>(), [&[0, 1, 2][..], &[0, 1, 3], &[0, 2], &[1, 2]], "none twice");
 }

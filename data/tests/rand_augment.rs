@@ -162,6 +162,7 @@ fn settings_out_of_range() {
     for magnitude_std in [-0.1, f64::NAN, f64::INFINITY] {
         assert_eq!(refused(Augmentation { magnitude_std, ..standard.clone() }), "magnitude_std");
     }
+    assert!(Augmentation { magnitude: 0.0, magnitude_std: 0.0, ..standard }.check(8).is_ok());
 }
 
 #[test]

@@ -141,6 +141,14 @@ fn evaluation_of_another_size_shows_the_centre() {
 }
 
 #[test]
+fn evaluation_shows_224_of_256_pixels_as_they_are() {
+    let image = noise(256, 256);
+    let rows = image.pixels().chunks(256 * 3).skip(16).take(224);
+    let expected: Vec<u8> = rows.flat_map(|row| &row[16 * 3..240 * 3]).copied().collect();
+    assert!(bytes(&eval_pixels(&image, 224, PLAIN).unwrap()) == expected);
+}
+
+#[test]
 fn evaluation_shows_the_share_that_is_asked_for() {
     let eval = || Transform::eval(28, PLAIN).unwrap();
     let image = noise(64, 128);
@@ -151,6 +159,9 @@ fn evaluation_shows_the_share_that_is_asked_for() {
     // A half of its side: from row 16 and column 48 on, at less than a half of the scale.
     let half = bytes(&eval().showing(0.5).unwrap().pixels(&ramp(64, 128)));
     assert!(half[0].abs_diff(16) <= 1 && half[1].abs_diff(48) <= 1, "{:?}", &half[..3]);
+    // A tenth: of 280 pixels from 126 on.
+    let tenth = bytes(&eval().showing(0.1).unwrap().pixels(&ramp(64, 128)));
+    assert!(tenth[0].abs_diff(29) <= 1 && tenth[1].abs_diff(61) <= 1, "{:?}", &tenth[..3]);
     for share in [0.0, 0.09, 1.1, -1.0, f64::NAN] {
         assert!(matches!(eval().showing(share), Err(Error::Setting { name: "eval_crop", .. })), "{share}");
     }

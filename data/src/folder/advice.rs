@@ -19,6 +19,9 @@ pub(crate) fn nearly(root: &Path) -> String {
     if !misnamed.is_empty() {
         return misnamed;
     }
+    if let Some(part) = [Split::Val, Split::Test].into_iter().find(|part| root.join(part.name()).is_dir()) {
+        return format!("It has {}/, but no train/. ", part.name());
+    }
     let shown = root.display();
     let is_image_folder = |path: &PathBuf| {
         PARTS.iter().any(|part| path.join(part.name()).is_dir()) || matches!(Undivided::of(path), Ok(Some(_)))

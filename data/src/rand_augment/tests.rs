@@ -68,6 +68,39 @@ fn magnitude_0_leaves_a_picture_and_10_does_the_most() {
     assert_eq!(applied(side, &picture, Operation::Solarize, 10.0, false), inverted);
 }
 
+/// The sums that are shifted by 16 bits end in 65,535 for the first four, and in 0 for the others: a little more or
+/// less of any colour is another grey.
+#[test]
+fn greys_are_rounded_as_pillow_does() {
+    let colours = [
+        ([18, 80, 247], 80),
+        ([175, 133, 36], 134),
+        ([229, 187, 90], 188),
+        ([218, 176, 79], 177),
+        ([26, 78, 210], 78),
+        ([78, 251, 60], 178),
+        ([40, 92, 224], 92),
+        ([239, 187, 55], 188),
+    ];
+    for (colour, grey) in colours {
+        let mut pixel = [colour];
+        colour::saturation(&mut pixel, 0.0);
+        assert_eq!(pixel, [[grey; 3]], "{colour:?}");
+    }
+}
+
+#[test]
+fn a_picture_is_equalised_from_255_pixels_on_that_are_not_of_the_brightest_colour() {
+    for (brightest, expected) in [(1, [0, 128, 255]), (2, [10, 20, 30])] {
+        let levels = |[dark, middle, bright]: [u8; 3]| -> Vec<[u8; 3]> {
+            let counts = [(dark, 128), (middle, 128 - brightest), (bright, brightest)];
+            counts.into_iter().flat_map(|(level, count)| vec![[level; 3]; count]).collect()
+        };
+        let found = applied(16, &levels([10, 20, 30]), Operation::Equalize, 0.0, false);
+        assert_eq!(found, levels(expected), "{brightest} of 256");
+    }
+}
+
 /// The smallest pictures have no inside, and one colour has no range.
 #[test]
 fn extreme_pictures() {
