@@ -63,7 +63,7 @@ pub fn cases() -> Vec<Case> {
         with_residual("a residual, 5x5, in packs", [2, 5, 9, 8], 5, true, true),
         case("strips of half a warp, two bands of rows", [1, 29, 8, 24], 3, true),
         case("an odd number of strips of half a warp", [2, 5, 14, 16], 3, false),
-        case("two tiles of channels, strips of a warp", [1, 3, 14, 200], 3, true),
+        case("two tiles of channels and two bands, strips of a warp", [1, 17, 7, 200], 3, true),
         case("more than one thread", [3, 23, 17, 17], 3, true),
         with_residual("position encoding with its residual", [2, 4, 5, 16], 3, true, true),
         with_residual("a residual, 5x5, without bias", [1, 3, 6, 5], 5, false, true),

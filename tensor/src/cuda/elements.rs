@@ -43,9 +43,9 @@ pub(crate) fn cast(from: &Tensor, dtype: DType) -> Result<Tensor> {
         return Err(Error::DType { op: "cast", expected: "floating-point", actual: DType::Index });
     }
     let mut to = Tensor::empty_on(&from.device(), from.shape().clone(), dtype)?;
-    let wider = if from.dtype().size() > dtype.size() { from.dtype() } else { dtype };
+    let narrower = if from.dtype().size() < dtype.size() { from.dtype() } else { dtype };
     let kernel = format!("convert<{}, {}>", c_name(from.dtype()), c_name(dtype));
-    let launch = KERNELS.launch(from.gpu("cast")?, &kernel, from.dtype())?.over_packs(from.count(), wider);
+    let launch = KERNELS.launch(from.gpu("cast")?, &kernel, from.dtype())?.over_packs(from.count(), narrower);
     // SAFETY: both have as many elements, of the types in the kernel's name.
     unsafe { launch.input(from)?.output(&mut to)?.count(from.count()).run()? };
     Ok(to)

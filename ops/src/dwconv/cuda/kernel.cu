@@ -30,7 +30,7 @@ template <int K>
 constexpr int UNROLLED = K < 7 ? K : 1;
 
 // Blocks per multiprocessor, which limit the registers. The more blocks, the better they hide each other's waiting, but
-// taps and sums of a 5x5 kernel leave room for two.
+// taps and sums of a 5x5 kernel, or of several channels, leave room for two.
 template <typename T, int K, int V>
 constexpr int RESIDENT = sizeof(T) > 2 || K == 7 ? 1 : K == 5 || V > 1 ? 2 : 4;
 
@@ -68,7 +68,7 @@ struct Band {
     int top, span, height, width, channels;
 
     // Starts to copy the columns from `column` on to `to` (COLUMNS, ROWS, TILE); what lies outside the image is zero.
-    // Pairs of channels are copied in packs.
+    // Where a thread has several channels, they are copied in packs.
     __device__ __forceinline__ void ask_for(int column, T* to) const {
         constexpr int UNIT = V > 1 ? Pack<T>::size : 1, UNITS = TILE / UNIT;
         for (int item = threadIdx.x; item < span * UNITS; item += blockDim.x) {

@@ -92,7 +92,7 @@ pub(crate) fn backward_weight(g: Geometry, dy: &Map, x: &Map, [dweight, dbias]: 
     if packed && dtype == DType::Bf16 && tensor_cores::usable(g, [dy.stride, x.stride]) {
         return tensor_cores::backward_weight(g, gpu, (dy_address, dy.stride), (x_address, x.stride), [dweight, dbias]);
     }
-    let tiling = Tiling::new(g, if packed && dtype == DType::F32 { 2 } else { 1 }, false);
+    let tiling = Tiling::new(g, if packed && dtype == DType::F32 { 2 } else { 1 }, 32);
     let Tiling { tiles, channels, bands, .. } = tiling;
     let all_bands = if g.is_empty() { 0 } else { g.images * bands };
     let pieces = pieces(all_bands, BLOCKS, tiles);
@@ -135,14 +135,16 @@ fn convolve(
         return tensor_cores::convolve(g, (x_address, x.stride), (weight, residual, turned), bias, (&out, stride));
     }
     let tiling = match dtype {
-        DType::F32 if packed => Tiling::new(g, 2, false),
+        DType::F32 if packed => Tiling::new(g, 2, 32),
         // In groups of 16 lanes, if 32 would leave more of them without a channel.
-        DType::Bf16 if packed && g.kernel == 3 => Tiling::new(g, 4, (1..=64).contains(&(g.channels % 128))),
-        _ => Tiling::new(g, 1, false),
+        DType::Bf16 if packed && g.kernel == 3 => {
+            Tiling::new(g, 4, if (1..=64).contains(&(g.channels % 128)) { 16 } else { 32 })
+        }
+        _ => Tiling::new(g, 1, 32),
     };
     let Tiling { channels, lanes, tiles, bands, .. } = tiling;
     let kernel = format!("dwconv_forward<T, {}, {channels}, {lanes}>", g.kernel);
-    // There is room for twice as many blocks of a small kernel, and of few warps.
+    // There is room for twice as many blocks if a thread needs few registers, and mostly if they have few warps.
     let roomy = (g.kernel == 3 && channels < 4) || 2 * tiling.threads() <= 32 * (WARPS + 1);
     let pieces = pieces(g.images * bands, if roomy { 2 * BLOCKS } else { BLOCKS }, tiles);
     let launch = KERNELS.launch(out.gpu(), &kernel, dtype)?.threads(tiling.threads()).blocks(pieces * tiles);
@@ -165,7 +167,7 @@ fn rows(kernel: usize) -> usize {
 }
 
 /// Whether each pixel of maps at these addresses, with these strides, is a number of whole packs of 16 bytes, aligned.
-/// These are copied at once, and each thread takes a pair of channels. In f64 there are too few registers for that.
+/// These are copied at once, and each thread takes two or four channels. In f64 there are too few registers for that.
 fn packed(g: Geometry, dtype: DType, maps: [(u64, usize); 2]) -> bool {
     let pack = 16 / dtype.size();
     let whole = |(address, stride): (u64, usize)| address.is_multiple_of(16) && stride.is_multiple_of(pack);
@@ -184,9 +186,8 @@ struct Tiling {
 }
 
 impl Tiling {
-    /// With so many channels to a thread, and half a warp or a whole one to a strip.
-    fn new(g: Geometry, channels: usize, half: bool) -> Self {
-        let lanes = if half { 16 } else { 32 };
+    /// With so many channels to a thread, and so many lanes to a strip: 16 or 32.
+    fn new(g: Geometry, channels: usize, lanes: usize) -> Self {
         let strips = g.height.div_ceil(rows(g.kernel)).max(1);
         let bands = strips.div_ceil(Self::most_strips(lanes));
         Self { channels, lanes, tiles: g.channels.div_ceil(lanes * channels), strips: strips.div_ceil(bands), bands }
@@ -210,8 +211,7 @@ impl Tiling {
     /// Bytes of shared memory for two chunks of columns of maps, as in the kernels, each with so many rows more than a
     /// band has.
     fn chunks(&self, kernel: usize, dtype: DType, more: &[usize]) -> usize {
-        let many = if self.channels * dtype.size() == 2 { 2 } else { 1 };
-        let columns = if kernel == 3 { 6 } else { kernel } * many;
+        let columns = if kernel == 3 { 6 } else { kernel } * if self.channels * dtype.size() == 2 { 2 } else { 1 };
         let rows: usize = more.iter().map(|more| Self::most_strips(self.lanes) * rows(kernel) + more).sum();
         2 * columns * rows * self.tile() * dtype.size()
     }
