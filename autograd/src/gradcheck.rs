@@ -2,7 +2,7 @@
 //! and dual numbers through the reference.
 
 use crate::exact::{Array, Dual, LANES, Scalar};
-use crate::{Gradients, Result, Tape, Var};
+use crate::{Error, Gradients, ParamId, Parameters, Result, Tape, Var};
 use tensor::rng::Philox;
 use tensor::{DType, Tensor};
 
@@ -57,9 +57,14 @@ pub fn backward_on(
     Ok(inputs.iter().map(|input| gradients.of(input).cloned()).collect())
 }
 
-/// The derivative of <upstream, f(inputs)> with respect to one element of one input, by four-point
-/// central differences: the error falls with the fourth power of the step, so that with a step of 1e-3
-/// neither truncation nor rounding comes near the 1e-6 that checks allow.
+/// The derivative of a function at 0 by four-point central differences: the error falls with the fourth power of the step,
+/// so that with a step of 1e-3 neither truncation nor rounding comes near the 1e-6 that checks allow.
+fn derivative<E>(mut at: impl FnMut(f64) -> std::result::Result<f64, E>) -> std::result::Result<f64, E> {
+    let step = 1e-3;
+    Ok((8.0 * (at(step)? - at(-step)?) - (at(2.0 * step)? - at(-2.0 * step)?)) / (12.0 * step))
+}
+
+/// The derivative of <upstream, f(inputs)> with respect to one element of one input, by four-point central differences.
 ///
 /// Errors: [`tensor::Error::OutOfRange`] if there is no such input, or element; [`tensor::Error::Shape`] if `upstream`
 /// has not as many elements as the value.
@@ -69,10 +74,9 @@ pub fn difference(f: &dyn Function, inputs: &[Tensor], upstream: &[f64], input: 
     if element >= base.len() {
         return Err(out_of_range("element", element, base.len()).into());
     }
-    let step = 1e-3;
-    let along = |offset: f64| -> Result<f64> {
+    derivative(|offset| -> Result<f64> {
         let mut moved = base.clone();
-        moved[element] += offset * step;
+        moved[element] += offset;
         let mut inputs = inputs.to_vec();
         inputs[input] = Tensor::from_slice(&moved, inputs[input].shape().clone())?;
         let value = value(f, &inputs)?;
@@ -82,8 +86,34 @@ pub fn difference(f: &dyn Function, inputs: &[Tensor], upstream: &[f64], input: 
         }
         let value = value.to_vec::<f64>()?;
         Ok(value.iter().zip(upstream).map(|(value, upstream)| value * upstream).sum())
-    };
-    Ok((8.0 * (along(1.0)? - along(-1.0)?) - (along(2.0)? - along(-2.0)?)) / (12.0 * step))
+    })
+}
+
+/// The derivative of a loss with respect to one element of a parameter in f64, in the same way: for modules and whole
+/// models, whose parameters are no inputs. `loss` computes it anew from the parameters that it is given.
+///
+/// Errors: those of `loss`, and [`tensor::Error::OutOfRange`], [`tensor::Error::Shared`] and [`tensor::Error::DType`]. The
+/// parameters are afterwards as they were.
+pub fn difference_of_parameter<E: From<Error>>(
+    parameters: &mut Parameters,
+    id: ParamId,
+    element: usize,
+    mut loss: impl FnMut(&Parameters) -> std::result::Result<f64, E>,
+) -> std::result::Result<f64, E> {
+    let span = parameters.layout().span(id);
+    let count = parameters.layout().shape(id).count();
+    if element >= count {
+        let (op, what) = ("difference_of_parameter", "element");
+        return Err(Error::from(tensor::Error::OutOfRange { op, what, index: element, bound: count }).into());
+    }
+    let place = span.start + element;
+    let value = parameters.flat_mut::<f64>()?[place];
+    let found = derivative(|offset| {
+        parameters.flat_mut::<f64>()?[place] = value + offset;
+        loss(parameters)
+    });
+    parameters.flat_mut::<f64>()?[place] = value;
+    found
 }
 
 /// The exact derivatives of <upstream, f(inputs)> with respect to some elements of one input, by dual

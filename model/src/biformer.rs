@@ -30,7 +30,7 @@ pub struct BiFormer {
     /// [`MOMENTUM`] as a tensor of shape (1), on the device of the statistics.
     momentum: Tensor,
     /// Names of what is not the model's own: see [`BiFormer::with`].
-    added: Vec<String>,
+    pub(crate) added: Vec<String>,
 }
 
 impl fmt::Debug for BiFormer {
@@ -142,11 +142,6 @@ impl BiFormer {
             added,
         };
         Ok((model, layers))
-    }
-
-    /// Whether a tensor of the state_dict is of a layer that came [with](Self::with) the model.
-    pub(crate) fn is_added(&self, name: &str) -> bool {
-        self.added.iter().any(|added| is_within(name, added))
     }
 
     /// Its configuration.
@@ -262,7 +257,7 @@ impl BiFormer {
 }
 
 /// Whether a name is that of a part, or of something in it.
-fn is_within(name: &str, part: &str) -> bool {
+pub(crate) fn is_within(name: &str, part: &str) -> bool {
     name.strip_prefix(part).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 

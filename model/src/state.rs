@@ -35,8 +35,9 @@ impl RunningStatistics {
     /// towards those of a training step's batches, and counts these. A [`BiFormer`](crate::BiFormer) does so by
     /// [`update_statistics`](crate::BiFormer::update_statistics).
     ///
-    /// Errors: [`Error::Pass`] if the trace does not fit them; [`tensor::Error::Shared`] as long as there is a tape that
-    /// has read them. After either they are as they were.
+    /// Errors: [`Error::Pass`] if the trace does not fit them; [`tensor::Error::Shared`] as long as there is a pass with
+    /// them, or a tape that has read them; [`tensor::Error::DType`], [`tensor::Error::Device`]. After each of these they
+    /// are as they were.
     pub fn update(all: &mut [RunningStatistics], trace: &Trace) -> Result<()> {
         let Some(RunningStatistics { mean, .. }) = all.first() else { return Self::ensure_of(all, trace) };
         let momentum = Tensor::full_on(&mean.device(), [1], MOMENTUM, mean.dtype())?;
@@ -69,8 +70,14 @@ impl RunningStatistics {
                 if running.shape() != batch.shape() {
                     return Err(FOREIGN_TRACE);
                 }
+                let op = "move_towards";
+                batch.ensure_dtype(op, running.dtype())?;
+                if batch.device() != running.device() {
+                    let [expected, actual] = [running, batch].map(|tensor| tensor.device().to_string());
+                    return Err(tensor::Error::Device { op, expected, actual }.into());
+                }
                 if !running.is_unique() {
-                    return Err(tensor::Error::Shared { op: "move_towards" }.into());
+                    return Err(tensor::Error::Shared { op }.into());
                 }
             }
         }

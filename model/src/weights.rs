@@ -1,11 +1,12 @@
 //! Weights in and out, under the names of the reference's state_dict.
 
-use crate::biformer::BiFormer;
+use crate::biformer::{BiFormer, is_within};
 use crate::config::{Features, ModelConfig};
 use crate::error::{Differences, Error, Result};
 use crate::files::TensorFile;
 use crate::presets::{PRESETS, Preset};
-use crate::state::STATISTICS;
+use crate::state::{RunningStatistics, STATISTICS};
+use autograd::Parameters;
 use tensor::{DType, Device, Tensor};
 
 /// What wrappers put before all names: DataParallel, and torch.compile.
@@ -23,6 +24,103 @@ impl TensorFile {
             self.tensors = tensors.map(|(name, tensor)| (name[wrapper.len()..].to_owned(), tensor)).collect();
         }
         self
+    }
+
+    /// The weights and running statistics of a model, by name, in the machine's memory. On the CPU they share the model's
+    /// buffers: as long as they live, it can be neither trained nor loaded ([`tensor::Error::Shared`]). To keep them,
+    /// take their [`duplicate`](Self::duplicate).
+    pub fn of(parameters: &Parameters, statistics: &[RunningStatistics]) -> Result<Self> {
+        let mut file = Self::default();
+        let (layout, parameters) = (parameters.layout(), parameters.to_device(&Device::Cpu)?);
+        for id in layout.ids() {
+            file.tensors.insert(layout.name(id).to_owned(), parameters.get(id));
+        }
+        for running in statistics {
+            let batches = u32::try_from(running.batches).unwrap_or(u32::MAX);
+            let [mean, variance] = [&running.mean, &running.variance].map(|tensor| tensor.to_device(&Device::Cpu));
+            for (field, tensor) in STATISTICS.into_iter().zip([mean?, variance?, Tensor::scalar(batches)]) {
+                file.tensors.insert(format!("{}.{field}", running.name), tensor);
+            }
+        }
+        Ok(file)
+    }
+
+    /// Writes these tensors to a model's weights and running statistics. Each of the model's must be there with its shape,
+    /// and nothing else; otherwise [`Error::Weights`] lists all differences. [`Error::Unusable`]: a number is not finite
+    /// in the model's type, or is a variance below 0. [`tensor::Error::Shared`] while a tape or a view of the weights
+    /// lives. After an error the model is as it was. `path` names the file in errors.
+    pub fn put(&self, parameters: &mut Parameters, statistics: &mut [RunningStatistics], path: &str) -> Result<()> {
+        self.put_except(&|_| false, parameters, statistics, path).map(|_| ())
+    }
+
+    /// The same, but tensors of `skipped` names may be missing here, or surplus. The names of those that keep their values.
+    fn put_except(
+        &self,
+        skipped: &dyn Fn(&str) -> bool,
+        parameters: &mut Parameters,
+        statistics: &mut [RunningStatistics],
+        path: &str,
+    ) -> Result<Vec<String>> {
+        let own = TensorFile::of(parameters, statistics)?;
+        // Statistics are taken over whole, or not at all.
+        let in_part = |name: &str| {
+            let there = |layer: &str| STATISTICS.iter().any(|of| self.tensors.contains_key(&format!("{layer}.{of}")));
+            name.rsplit_once('.').is_some_and(|(layer, field)| STATISTICS.contains(&field) && there(layer))
+        };
+        let (mut kept, mut differences) = (vec![], Differences::default());
+        for (name, tensor) in &own.tensors {
+            match self.tensors.get(name) {
+                Some(other) if other.shape() != tensor.shape() => {
+                    differences.unlike.push(format!("{name} is {}, should be {}", other.shape(), tensor.shape()));
+                }
+                Some(other) if (other.dtype() == DType::Index) != (tensor.dtype() == DType::Index) => {
+                    differences.unlike.push(format!("{name} is of type {}", other.dtype()));
+                }
+                Some(_) => {}
+                None if skipped(name) && !in_part(name) => kept.push(name.clone()),
+                None => differences.missing.push(format!("{name} {} is missing", tensor.shape())),
+            }
+        }
+        let surplus = self.tensors.iter().filter(|(name, _)| !own.tensors.contains_key(*name) && !skipped(name));
+        let surplus = surplus.map(|(name, tensor)| format!("{name} {} is not part of the model", tensor.shape()));
+        differences.surplus.extend(surplus);
+        if !differences.is_empty() {
+            return Err(Error::Weights { path: path.to_owned(), differences });
+        }
+        for (name, tensor) in self.tensors.iter().filter(|(name, _)| own.tensors.contains_key(*name)) {
+            if tensor.dtype() == DType::Index {
+                continue;
+            }
+            let unusable = |x: f64| !x.is_finite() || (x < 0.0 && name.ends_with(".running_var"));
+            // As the model will have them: a number may be too large for its type.
+            if let Some(number) = tensor.cast(parameters.layout().dtype())?.find(unusable)? {
+                return Err(Error::Unusable { path: path.to_owned(), tensor: name.clone(), number });
+            }
+        }
+        drop(own);
+        self.assign_to(parameters, statistics)?;
+        Ok(kept)
+    }
+
+    fn assign_to(&self, parameters: &mut Parameters, statistics: &mut [RunningStatistics]) -> Result<()> {
+        let layout = parameters.layout().clone();
+        for id in layout.ids() {
+            if let Some(tensor) = self.tensors.get(layout.name(id)) {
+                parameters.set(id, &tensor.cast(layout.dtype())?)?;
+            }
+        }
+        for running in statistics {
+            let of_file = STATISTICS.map(|field| self.tensors.get(&format!("{}.{field}", running.name)));
+            if let [Some(mean), Some(variance), Some(batches)] = of_file {
+                let batches = u64::from(batches.item::<u32>()?);
+                let device = running.mean.device();
+                // Copies, not the file's own tensors, which may still be in use: a shared tensor cannot be written.
+                let own = |tensor: &Tensor| tensor.cast(layout.dtype())?.duplicate()?.to_device(&device);
+                (running.mean, running.variance) = (own(mean)?, own(variance)?);
+                running.batches = batches;
+            }
+        }
+        Ok(())
     }
 
     /// The number of classes of a state_dict's head, if it has one.
@@ -53,23 +151,9 @@ pub fn recognised(file: &TensorFile) -> Result<Option<&'static Preset>> {
 }
 
 impl BiFormer {
-    /// All weights and running statistics by name, in the machine's memory. On the CPU they share the model's buffers:
-    /// as long as they live, the model can be neither trained nor loaded ([`tensor::Error::Shared`]). To keep them,
-    /// take their [`duplicate`](TensorFile::duplicate).
+    /// All weights and running statistics by name: [`TensorFile::of`].
     pub fn state_dict(&self) -> Result<TensorFile> {
-        let mut file = TensorFile::default();
-        let (layout, parameters) = (self.parameters.layout(), self.parameters.to_device(&Device::Cpu)?);
-        for id in layout.ids() {
-            file.tensors.insert(layout.name(id).to_owned(), parameters.get(id));
-        }
-        for running in &self.statistics {
-            let batches = u32::try_from(running.batches).unwrap_or(u32::MAX);
-            let [mean, variance] = [&running.mean, &running.variance].map(|tensor| tensor.to_device(&Device::Cpu));
-            for (field, tensor) in STATISTICS.into_iter().zip([mean?, variance?, Tensor::scalar(batches)]) {
-                file.tensors.insert(format!("{}.{field}", running.name), tensor);
-            }
-        }
-        Ok(file)
+        TensorFile::of(&self.parameters, &self.statistics)
     }
 
     /// Takes weights over. Every tensor of the model must be there with its shape, and nothing else; otherwise
@@ -139,67 +223,11 @@ impl BiFormer {
     /// Takes weights over. Tensors whose names begin with one of `apart` may be missing from the file, or surplus in
     /// it.
     fn load_except(&mut self, apart: &[&str], file: &TensorFile, path: &str) -> Result<Vec<String>> {
-        let own = self.state_dict()?;
-        let skipped = |name: &str| apart.iter().any(|part| name.starts_with(part)) || self.is_added(name);
-        // Statistics are taken over whole, or not at all.
-        let in_part = |name: &str| {
-            let there = |layer: &str| STATISTICS.iter().any(|of| file.tensors.contains_key(&format!("{layer}.{of}")));
-            name.rsplit_once('.').is_some_and(|(layer, field)| STATISTICS.contains(&field) && there(layer))
+        let BiFormer { parameters, statistics, added, .. } = self;
+        let skipped = |name: &str| {
+            apart.iter().any(|part| name.starts_with(part)) || added.iter().any(|added| is_within(name, added))
         };
-        let (mut kept_initial, mut differences) = (vec![], Differences::default());
-        for (name, tensor) in &own.tensors {
-            match file.tensors.get(name) {
-                Some(other) if other.shape() != tensor.shape() => {
-                    differences.unlike.push(format!("{name} is {}, should be {}", other.shape(), tensor.shape()));
-                }
-                Some(other) if (other.dtype() == DType::Index) != (tensor.dtype() == DType::Index) => {
-                    differences.unlike.push(format!("{name} is of type {}", other.dtype()));
-                }
-                Some(_) => {}
-                None if skipped(name) && !in_part(name) => kept_initial.push(name.clone()),
-                None => differences.missing.push(format!("{name} {} is missing", tensor.shape())),
-            }
-        }
-        let surplus = file.tensors.iter().filter(|(name, _)| !own.tensors.contains_key(*name) && !skipped(name));
-        let surplus = surplus.map(|(name, tensor)| format!("{name} {} is not part of the model", tensor.shape()));
-        differences.surplus.extend(surplus);
-        if !differences.is_empty() {
-            return Err(Error::Weights { path: path.to_owned(), differences });
-        }
-        for (name, tensor) in file.tensors.iter().filter(|(name, _)| own.tensors.contains_key(*name)) {
-            if tensor.dtype() == DType::Index {
-                continue;
-            }
-            let unusable = |x: f64| !x.is_finite() || (x < 0.0 && name.ends_with(".running_var"));
-            // As the model will have them: a number may be too large for its type.
-            if let Some(number) = tensor.cast(self.parameters.layout().dtype())?.find(unusable)? {
-                return Err(Error::Unusable { path: path.to_owned(), tensor: name.clone(), number });
-            }
-        }
-        drop(own);
-        self.assign(file)?;
-        Ok(kept_initial)
-    }
-
-    fn assign(&mut self, file: &TensorFile) -> Result<()> {
-        let layout = self.parameters.layout().clone();
-        for id in layout.ids() {
-            if let Some(tensor) = file.tensors.get(layout.name(id)) {
-                self.parameters.set(id, &tensor.cast(layout.dtype())?)?;
-            }
-        }
-        for running in &mut self.statistics {
-            let of_file = STATISTICS.map(|field| file.tensors.get(&format!("{}.{field}", running.name)));
-            if let [Some(mean), Some(variance), Some(batches)] = of_file {
-                let batches = u64::from(batches.item::<u32>()?);
-                let device = running.mean.device();
-                // Copies, not the file's own tensors, which may still be in use: a shared tensor cannot be written.
-                let own = |tensor: &Tensor| tensor.cast(layout.dtype())?.duplicate()?.to_device(&device);
-                (running.mean, running.variance) = (own(mean)?, own(variance)?);
-                running.batches = batches;
-            }
-        }
-        Ok(())
+        file.put_except(&skipped, parameters, statistics, path)
     }
 }
 
