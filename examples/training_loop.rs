@@ -27,7 +27,7 @@ pub fn main() -> Result<()> {
     let mut gradients = Gradients::new(&model.parameters)?;
     let mut adamw = AdamW::new(&model.parameters, AdamWConfig::default())?;
     let schedule = Schedule::Cosine { peak: 3e-3, start: 1e-4, min: 1e-5, warmup_steps: 10, total_steps: STEPS };
-    schedule.check()?; // as of a warm-up longer than the run
+    schedule.check()?; // an error, for instance, if the warm-up is longer than the run
 
     let images = data::open("embedded", Split::Train)?;
     let (classes, statistics) = (images.classes().to_vec(), images.statistics());

@@ -184,6 +184,14 @@ fn checkpoints_that_are_none() {
     });
     let resume = ["train", "--resume", "--epochs", "4", "--data", text(&shared().data), "--out", text(&run)];
     biformer(&resume).refused(&["checkpoint.safetensors", "has taken 99", "steps in", "another copy"]);
+    change(&|file| {
+        let mut progress: serde_json::Value = serde_json::from_str(&file.metadata["progress"]).unwrap();
+        for (field, number) in [("epoch", 0), ("batch", 999), ("optimizer_steps", 999), ("average_updates", 999)] {
+            progress[field] = number.into();
+        }
+        file.metadata.insert("progress".into(), progress.to_string());
+    });
+    biformer(&resume).refused(&["checkpoint.safetensors", "in batch 999 of", "another copy"]);
     change(&|file| _ = file.metadata.insert("data".into(), "{\"classes\": []}".into()));
     refused(&["its data"]);
     change(&|file| {

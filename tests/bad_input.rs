@@ -171,7 +171,7 @@ fn names_that_do_not_exist() {
 
 #[test]
 fn models_that_cannot_be() {
-    let cases: [(&[&str], &[&str]); 15] = [
+    let cases: [(&[&str], &[&str]); 21] = [
         (&["n_win=65"], &["n_win: 65 in stage 1, expected 1 to 64"]),
         (&["topks=17,8,-2"], &["topks: 17 in stage 1", "4x4 = 16 regions", "from 1 to that number"]),
         (&["topks=0,8,-2"], &["topks: 0 in stage 1"]),
@@ -184,6 +184,12 @@ fn models_that_cannot_be() {
         (&["embed_dim=9999996,96,192"], &["embed_dim: 9999996 channels"]),
         (&["num_classes=99999999999"], &["num_classes", "1048576"]),
         (&["lce_kernel=4"], &["lce_kernel: 4", "0 for none"]),
+        (&["lce_kernel=0"], &["lce_kernel"]),
+        (&["stem_strides=0,4"], &["stem_strides"]),
+        (&["stem_strides=5,4"], &["stem_strides"]),
+        (&["mlp_ratio=65"], &["mlp_ratio: 65"]),
+        (&["mlp_ratio=0.001"], &["mlp_ratio: 0.001"]),
+        (&["full_attention_heads=0"], &["full_attention_heads: 0 heads"]),
         (&["head_dim=7"], &["head_dim: 7 does not divide the 48 channels"]),
         (&["head_dim=[[24]]"], &["head_dim=[[24]]", "expected"]),
         (

@@ -39,7 +39,10 @@ pub enum Error {
         names: Vec<String>,
     },
     /// No parameter has a gradient of this step.
-    #[error("no parameter has a gradient: since the step began there was no backward pass, or it failed")]
+    #[error(
+        "no parameter has a gradient: since the step began there was no backward pass, it failed, or its loss depends on \
+         no parameter"
+    )]
     NoBackward,
     /// An operation produced a NaN or an infinity while the tape was checking for them.
     #[error("{op} (node {node}) produced a value that is not finite")]

@@ -229,9 +229,9 @@ impl Parameters {
         Ok(Parameters { owner: Owner::new(Arc::clone(self.layout())), values: self.values.duplicate()? })
     }
 
-    /// The same values in another floating-point type, such as bf16 weights for layers whose activations stay in the
-    /// layout's type (gradients stay in that type, too). After a cast between f32 and f64 a forward pass works, but a
-    /// backward pass fails with [`tensor::Error::DType`].
+    /// The same values in another floating-point type: bf16 weights, for instance, for layers whose activations stay in
+    /// the layout's type, or on a GPU are bf16, too. (Gradients stay in the layout's type.) After a cast between f32 and
+    /// f64 a forward pass works, but a backward pass fails with [`tensor::Error::DType`].
     pub fn cast(&self, dtype: DType) -> Result<Parameters> {
         Ok(Parameters { owner: self.owner.clone(), values: self.values.cast(dtype)? })
     }
@@ -313,7 +313,7 @@ impl Gradients {
     }
 
     /// [`Error::Unreached`] when the loss does not depend on some parameter that is not frozen; [`Error::NoBackward`] when
-    /// no parameter has a gradient.
+    /// no parameter has a gradient: most likely there was no backward pass.
     pub fn require_all(&self) -> Result<()> {
         let Some(flat) = &self.flat else { return Ok(()) };
         let unreached = flat.layout.ids().filter(|&id| !flat.written[id.0] && !flat.layout.is_frozen(id));

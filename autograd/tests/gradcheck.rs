@@ -106,6 +106,8 @@ fn differences_of_what_is_not_there_are_refused() {
 fn errors_are_relative_to_the_largest_element() {
     assert_eq!(relative_error(&[1.0, -8.0], &[1.0, -6.0]), 0.25);
     assert_eq!(relative_error(&[1.0, -6.0], &[1.0, -8.0]), 0.25);
+    assert_eq!(relative_error(&[1e-8], &[2e-8]), 0.5, "of small numbers, too");
+    assert_eq!(relative_error(&[1.0], &[2.0]), 0.5);
     assert_eq!(relative_error(&[0.0; 3], &[-0.0; 3]), 0.0);
     assert_eq!(relative_error(&[], &[]), 0.0);
     for wrong in [[f64::NAN, 1.0], [1.0, f64::NAN]] {

@@ -79,6 +79,18 @@ fn a_segment_that_does_something_else_the_second_time_is_an_error() {
         .unwrap();
     let error = tape.backward_from(&y, vector(&[1.0, 1.0]), &mut Gradients::default()).unwrap_err();
     assert!(matches!(&error, Error::Recompute { reason } if reason.contains("the second run")), "{error}");
+
+    let runs = Cell::new(0);
+    let tape = Tape::recomputing_segments();
+    let x = tape.input(vector(&[2.0, 3.0]));
+    let (y, ()) = tape
+        .segment([x], move |tape, [x]| {
+            let other = if runs.replace(1) > 0 { tape.constant(vector(&[1.0])) } else { x.clone() };
+            Ok::<_, Error>((times(&other, &other)?, ()))
+        })
+        .unwrap();
+    let error = tape.backward_from(&y, vector(&[1.0, 1.0]), &mut Gradients::default()).unwrap_err();
+    assert!(matches!(&error, Error::Recompute { .. }), "{error}");
 }
 
 /// Two results share a value, which the walk from the first consumes.

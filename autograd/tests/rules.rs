@@ -79,9 +79,23 @@ fn a_rule_that_writes_nothing_or_fails_leaves_no_gradients() {
         grads.close(second);
         Ok(())
     };
-    let y = tape.record("given", &[&x, &x], vector(&[1.0, 1.0]), || Given(two_open)).unwrap();
-    let error = tape.backward_from(&y, vector(&[1.0, 1.0]), &mut gradients).unwrap_err();
-    assert_eq!(error, Error::MissingGradient { op: "given", input: 0 });
+    let one_of_two: Work = |grads| {
+        let (mut first, second) = (grads.open(0)?, grads.open(1)?);
+        first.out::<f64>()?.into_iter().for_each(|out| out.data.fill(1.0));
+        grads.close(first);
+        grads.close(second);
+        Ok(())
+    };
+    for (work, input) in [(two_open, 0), (one_of_two, 1)] {
+        let y = tape.record("given", &[&x, &x], vector(&[1.0, 1.0]), || Given(work)).unwrap();
+        let error = tape.backward_from(&y, vector(&[1.0, 1.0]), &mut gradients).unwrap_err();
+        assert_eq!(error, Error::MissingGradient { op: "given", input });
+    }
+    // But what was there before stays, and what is given is added to it.
+    let y = tape.record("given", &[&x], vector(&[1.0, 1.0]), || Given(closed_then_given)).unwrap();
+    let z = times(&y, &x).unwrap();
+    tape.backward_from(&z, vector(&[1.0, 1.0]), &mut gradients).unwrap();
+    assert_eq!(gradients.of(&x).unwrap().to_vec::<f64>().unwrap(), [4.0, 5.0]);
     // Nor does a parameter, to which nothing but this rule leads.
     let y = tape.record("given", &[&tape.parameter(&parameters, p)], vector(&[1.0, 1.0]), || Given(unwritten)).unwrap();
     assert!(tape.backward_from(&y, vector(&[1.0, 1.0]), &mut gradients).is_err());
@@ -146,4 +160,19 @@ fn a_kernel_of_another_type_than_the_gradients_is_refused() {
             }
         }
     }
+}
+
+#[test]
+fn a_gradient_that_is_not_like_its_input_is_refused() {
+    type Work = fn(&mut InputGrads<'_, '_>) -> Result<()>;
+    let short: Work = |grads| grads.give(0, vector(&[1.0]));
+    let narrow: Work = |grads| grads.give(0, vector(&[1.0, 1.0]).cast(DType::F32)?);
+    let error = |work| {
+        let tape = Tape::new();
+        let x = tape.input(vector(&[1.0, 1.0]));
+        let y = tape.record("given", &[&x], vector(&[1.0, 1.0]), || Given(work)).unwrap();
+        tape.backward_from(&y, vector(&[1.0, 1.0]), &mut Gradients::default()).unwrap_err()
+    };
+    assert!(matches!(error(short), Error::Tensor(tensor::Error::Shape { op: "given", .. })), "{}", error(short));
+    assert!(matches!(error(narrow), Error::Tensor(tensor::Error::DType { op: "given", .. })), "{}", error(narrow));
 }

@@ -132,6 +132,22 @@ fn a_value_of_another_tape_is_refused() {
     assert!(matches!(times(&a, &b).unwrap_err(), Error::ForeignVar { op: "times" }));
     let y = times(&a, &a).unwrap();
     assert!(matches!(two.backward(&y, &mut Gradients::default()).unwrap_err(), Error::ForeignVar { .. }));
+    let segments = Tape::recomputing_segments();
+    let refused = segments.segment([a.clone()], |_, [x]| Ok::<_, Error>((times(&x, &x)?, ()))).unwrap_err();
+    assert!(matches!(refused, Error::ForeignVar { .. }), "{refused}");
+    let refused = two.in_pieces(&a, 1, |x, _| Ok::<_, Error>((times(x, x)?, ()))).unwrap_err();
+    assert!(matches!(refused, Error::ForeignVar { .. }), "{refused}");
+}
+
+#[test]
+fn a_parameter_keeps_its_shape() {
+    let (mut parameters, p, _) = parameters();
+    let before = parameters.flat().to_vec::<f64>().unwrap();
+    for wrong in [&[1.0][..], &[1.0; 3]] {
+        let refused = parameters.set(p, &vector(wrong)).unwrap_err();
+        assert!(matches!(refused, Error::Tensor(tensor::Error::Shape { .. })), "{refused}");
+        assert_eq!(parameters.flat().to_vec::<f64>().unwrap(), before);
+    }
 }
 
 #[test]

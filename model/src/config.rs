@@ -276,7 +276,7 @@ impl ModelConfig {
 
     /// Panics unless there is such a stage, and it is valid.
     pub(crate) fn assert_stage(&self, stage: usize) {
-        assert!(stage < self.stages(), "stage {stage} of a model with {}, counted from 0", self.stages());
+        assert!(stage < self.stages(), "there is no stage {stage}: the model has {}, counted from 0", self.stages());
         self.check_stage(stage).unwrap_or_else(|error| panic!("{error}"));
     }
 

@@ -13,6 +13,8 @@ fn stochastic_depth_rises_evenly_from_the_first_block_to_the_last() -> Result<()
     }
     let steps: Vec<f64> = (1..14).map(|block| tiny.drop_path_of(block) - tiny.drop_path_of(block - 1)).collect();
     assert!(steps.iter().all(|step| (step - 0.1 / 13.0).abs() < 1e-15), "{steps:?}");
+    let fields = ["depth=1", "embed_dim=16", "topks=1", "head_dim=8", "drop_path=0.1"];
+    assert_eq!(preset("nano")?.config().with_overrides(fields)?.drop_path_of(0), 0.0, "the first block is the last");
     Ok(())
 }
 

@@ -15,10 +15,14 @@ fn images(count: usize, side: usize) -> Result<Tensor> {
     Ok(Tensor::from_slice(&values, [count, side, side, 3])?)
 }
 
+fn model(features: &str) -> Result<BiFormer> {
+    let fields = ["depth=1,1,1", "embed_dim=24,48,96", "topks=1,2,-1", "n_win=2", "head_dim=24", features];
+    BiFormer::new(&preset("nano")?.config().with_overrides(fields)?, 1, DType::F64)
+}
+
 /// A configuration's results, and what the pass left behind, with images grouped by their own size or as if they were small.
 fn results(features: &str, small: bool) -> Result<(Vec<Tensor>, Trace)> {
-    let fields = ["depth=1,1,1", "embed_dim=24,48,96", "topks=1,2,-1", "n_win=2", "head_dim=24", features];
-    let model = BiFormer::new(&preset("nano")?.config().with_overrides(fields)?, 1, DType::F64)?;
+    let model = model(features)?;
     let images = images(IMAGES, 64)?;
     let tape = Tape::inference();
     let pass = Pass::new(&tape, Mode::Evaluate, &model.parameters, &model.statistics).keep_maps();
@@ -90,7 +94,29 @@ fn traces_that_are_not_alike_are_not_joined() -> Result<()> {
     let (_, trace) = results("features=logits", true)?;
     let joined = Trace::joined(vec![trace, Trace::default()]);
     assert!(matches!(joined, Err(Error::Pass { .. })), "{joined:?}");
+    let model = BiFormer::new(&preset("micro")?.config(), 1, DType::F64)?;
+    let trace = |mode| Ok::<_, Error>(model.forward(&Tape::inference(), &images(2, 32)?, mode)?.trace);
+    let traces = vec![trace(Mode::Evaluate)?, trace(Mode::Train { seed: 1, step: 0 })?];
+    let joined = Trace::joined(traces);
+    assert!(matches!(joined, Err(Error::Pass { .. })), "{joined:?}");
     Ok(())
+}
+
+/// The batch that a normalisation is by is all of it.
+#[test]
+fn a_training_pass_goes_together_also_where_nothing_is_recorded() -> Result<()> {
+    let model = model("features=logits")?;
+    let images = images(IMAGES, 64)?;
+    let run = || {
+        assert!(model.images_at_once([64; 2]).is_some_and(|at_once| at_once < IMAGES));
+        let logits = |tape: Tape| -> Result<Vec<f64>> {
+            let output = model.forward(&tape, &images, Mode::Train { seed: 1, step: 0 })?;
+            Ok(output.logits().value().to_vec()?)
+        };
+        assert_eq!(logits(Tape::inference())?, logits(Tape::new())?);
+        Ok(())
+    };
+    thread_pool(1).expect("a thread").install(run)
 }
 
 /// As they come from files, with channels first, turned round.

@@ -45,8 +45,8 @@ fn every_operation_is_that_of_the_cpu() {
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
-/// Where the CPU refuses an operand whose type does not go with the others', so does the device, in the forward pass; and in
-/// bf16, which the CPU does not compute in, nothing goes with f64.
+/// Where the CPU refuses an operand whose type does not go with the others', so does the device, in the forward pass; and
+/// in bf16, which the CPU does not compute in, nothing goes with f64.
 #[test]
 fn operands_of_another_type_are_refused() {
     let Some(gpu) = Gpu::for_tests(23) else { return };

@@ -125,8 +125,9 @@ impl AdamW {
     ///
     /// Errors, each before anything has changed: [`Error::Setting`] when `lr` is negative or one of the
     /// factors is not finite in the parameters' type; [`Error::Layout`] for another model's parameters or gradients;
-    /// [`autograd::Error::Unreached`] when some parameter got no gradient in this step (its old one
-    /// would be used again), [`autograd::Error::NoBackward`] when none did; [`tensor::Error::Shared`] while a tape or a view of the parameters lives.
+    /// [`autograd::Error::Unreached`] when some parameter got no gradient in this step (its old one would be used again),
+    /// [`autograd::Error::NoBackward`] when none did; [`tensor::Error::Shared`] while a tape or a view of the parameters
+    /// lives.
     pub fn step_scaled(
         &mut self,
         parameters: &mut Parameters,

@@ -147,6 +147,9 @@ mod tests {
             }
         }
         assert_eq!(schedule.lr(301 * STEPS), 1e-5);
+        let single = reference(1);
+        single.check().unwrap();
+        assert!((0..302).all(|epoch| single.lr(epoch) == schedule.lr(epoch * STEPS)), "of epochs of one step");
     }
 
     #[test]
@@ -156,6 +159,10 @@ mod tests {
         for (step, lr) in expected {
             assert_relative_eq!(schedule.lr(step), lr, max_relative = 1e-14);
         }
+        let all_warmup = Schedule::Cosine { peak: 1.0, start: 0.2, min: 0.1, warmup_steps: 2, total_steps: 2 };
+        all_warmup.check().unwrap();
+        assert_eq!([0, 2, 3].map(|step| all_warmup.lr(step)), [0.2, 0.1, 0.1]);
+        assert_relative_eq!(all_warmup.lr(1), 0.6, max_relative = 1e-14);
     }
 
     /// Some valid schedule of each kind with the same numbers: (cosine, timm, warm-up, total).
@@ -228,6 +235,7 @@ mod tests {
         let wrong = [
             (cosine(-1.0, 0.0, 0.0, 1, 2), "peak"),
             (cosine(f64::NAN, 0.0, 0.0, 1, 2), "peak"),
+            (cosine(f64::INFINITY, 0.0, 0.0, 1, 2), "peak"),
             (cosine(1.0, 2.0, 0.0, 1, 2), "start"),
             (cosine(1.0, 0.0, f64::INFINITY, 1, 2), "min"),
             (cosine(1.0, 0.0, 0.0, 0, 0), "total_steps"),

@@ -172,6 +172,11 @@ mod tests {
         assert_eq!(numbers(&model)?, [1.0, 1.0, 2.0]);
         let short = Tensor::full([3], 0f32);
         assert!(adopt(&mut model, &parameters, &short).unwrap_err().to_string().contains("laid out for 3 numbers"));
+        let short = Tensor::full([parameters.count() - 1], 0f32);
+        assert!(
+            adopt(&mut model, &short, &statistics).unwrap_err().to_string().contains("the averaged parameters are")
+        );
+        assert_eq!(numbers(&model)?, [1.0, 1.0, 2.0]);
         // What no average is: NaN anywhere, or a variance below 0.
         let damaged = |tensor: &Tensor, at: usize, number: f32| -> Result<Tensor> {
             let mut numbers = tensor.to_vec::<f32>()?;

@@ -368,3 +368,27 @@ fn pairs(items: &[Id]) -> Result<Vec<(Id, Id)>> {
         _ => Err("its pickle has a key without a value".to_owned()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_are_passed_over_whatever_says_how_many_there_are() {
+        let counted: [&[u8]; 4] = [
+            &[op::SHORT_BINBYTES, 2],
+            &[op::BINBYTES, 2, 0, 0, 0],
+            &[op::BINBYTES8, 2, 0, 0, 0, 0, 0, 0, 0],
+            &[op::BYTEARRAY8, 2, 0, 0, 0, 0, 0, 0, 0],
+        ];
+        for counted in counted {
+            let pickle =
+                [&[op::EMPTY_LIST, op::MARK], counted, &[op::STOP; 2], &[op::BININT1, 7, op::APPENDS, op::STOP]]
+                    .concat();
+            let values = Values::read(&pickle).unwrap();
+            let Value::Sequence(entries) = values.get(values.top()) else { panic!("{:?}", values.get(values.top())) };
+            let entries: Vec<&Value> = entries.iter().map(|&entry| values.get(entry)).collect();
+            assert_eq!(entries, [&Value::Other, &Value::Int(7)]);
+        }
+    }
+}

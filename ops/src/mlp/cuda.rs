@@ -34,14 +34,14 @@ impl<'v, 't> FusedMlp<'v, 't> {
             x.shape().last() == Some(&channels) && shapes.iter().all(|(operand, shape)| operand.shape()[..] == **shape);
         let known = x.dtype() == DType::Bf16 && [64, 96].contains(&channels) && hidden.is_multiple_of(8);
         let wide = [gamma, beta].iter().all(|parameter| parameter.dtype() == DType::F32);
-        let rounds = [w1, b1, w2, b2].iter().all(|parameter| parameter.dtype().of_sums() == DType::F32);
+        let roundable = [w1, b1, w2, b2].iter().all(|parameter| parameter.dtype().of_sums() == DType::F32);
         // The kernel reads packs; operands still to be rounded to bf16 will be copied to aligned memory.
         let in_packs = |operand: &Var<'_>| match operand.value().address("mlp", gpu) {
             Ok(address) => operand.dtype() != DType::Bf16 || address.is_multiple_of(16),
             Err(_) => false,
         };
         let packs = x.value().is_contiguous() && [x, w1, w2].into_iter().all(in_packs);
-        let usable = fit && known && wide && rounds && packs && x.value().count() * hidden > 0;
+        let usable = fit && known && wide && roundable && packs && x.value().count() * hidden > 0;
         usable.then_some(Self { inputs: [x, gamma, beta, w1, b1, w2, b2] })
     }
 

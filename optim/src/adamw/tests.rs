@@ -201,6 +201,8 @@ fn foreign_gradients_parameters_and_states_are_refused() {
         assert!(matches!(step, Err(Error::Layout { what: "parameters", .. })));
         let state = AdamW::new(&foreign, AdamWConfig::default()).unwrap().state();
         assert!(matches!(adamw.restore(&state), Err(Error::Layout { what: "first moments", .. })));
+        let half = AdamWState { v: state.v, ..adamw.state() };
+        assert!(matches!(adamw.restore(&half), Err(Error::Layout { what: "second moments", .. })));
         assert_eq!(adamw.step(&mut own, &Gradients::default(), 0.1), Err(Error::NoParameters));
     }
     // Gradients and parameters of another model are accepted if they have the same layout.
@@ -269,6 +271,8 @@ fn a_refused_step_changes_nothing() {
         assert!(matches!(refused, Err(Error::Setting { what, .. }) if what == name));
     }
     assert_eq!((values(&parameters), adamw.steps()), (before.clone(), 0));
+    adamw.step(&mut parameters, &gradients, 0.0).unwrap();
+    assert_eq!((values(&parameters), adamw.steps()), (before.clone(), 1), "a rate of zero");
     adamw.step(&mut parameters, &gradients, 0.1).unwrap();
     assert_ne!(values(&parameters), before);
 }

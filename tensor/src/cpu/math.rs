@@ -5,7 +5,7 @@ use super::isa::Arch;
 
 /// The transcendental functions of a floating-point type, in the form that kernels call.
 pub trait Transcendental: Sized {
-    /// e^x. In f32: relative error below 2 ulp; 0 below x = -86.6 (no denormal results), infinity where it overflows;
+    /// e^x. In f32: relative error below 2 ulp; 0 below x = -86.6 (no denormal results), infinity above x = 88.72;
     /// NaN stays NaN.
     fn exp<A: Arch>(self) -> Self;
     /// 2^x for x of at most 1: the weights of a softmax, at less cost than [`exp`](Self::exp). In f32: relative error
