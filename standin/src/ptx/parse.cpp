@@ -321,7 +321,7 @@ private:
             else if (part == ".local") instruction.space = Space::LOCAL;
             else if (part == ".cg") instruction.path = Path::FRESH;
             else if (part == ".nc") instruction.path = Path::CONSTANT;
-            else if (part == ".v2" || part == ".v4") instruction.count = part[2] - '0';
+            else if (part == ".v2" || part == ".v4" || part == ".v8") instruction.count = part[2] - '0';
             else if (end == name.size()) type = part;
             else reader.fail(name + ", of which " + part + " is not known");
         }
