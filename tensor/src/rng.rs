@@ -191,6 +191,24 @@ mod tests {
         assert_eq!(order, (0..1000).collect::<Vec<_>>());
     }
 
+    /// By a few lines of Python, written from the definitions. Weights, orders and augmentations of every run depend on
+    /// these.
+    #[test]
+    fn numbers_stay_what_they_were() {
+        assert_eq!(splitmix(0), 0xe220_a839_7b1d_cdaf); // as Vigna's reference code begins
+        assert_eq!([1, 2].map(splitmix), [0x910a_2dec_8902_5cc1, 0x9758_35de_1c97_56ce]);
+        let philox = Philox::new(7, 1);
+        let of_unit = [0, 1, 2].map(|index| philox.uniform(index) * 16_777_216.0);
+        assert_eq!(of_unit, [8_305_389.0, 2_881_241.0, 5_221_435.0]);
+        let mut sequence = philox.sequence();
+        assert_eq!((sequence.uniform(), sequence.uniform_in(-1.0, 1.0)), (0.4950397946340347, -0.3775564230860702));
+        let mut sequence = philox.sequence();
+        assert_eq!([(); 8].map(|()| sequence.below(10)), [4, 3, 8, 7, 2, 5, 2, 1]);
+        assert_eq!(sequence.below(0), 0);
+        assert_eq!(philox.sequence().permutation(8), [6, 0, 4, 1, 7, 5, 2, 3]);
+        assert_eq!(Philox::keyed(1, &[2, 3]).block(0), [0x102e_13cc, 0xeae1_d170, 0x8b65_9e56, 0x3991_d0cc]);
+    }
+
     #[test]
     fn streams_differ_and_repeat() {
         let words = |philox: Philox| (0..8).map(|i| philox.word(i)).collect::<Vec<_>>();

@@ -92,6 +92,11 @@ fn what_does_not_exist_is_refused() {
     assert!(matches!(t.broadcast_to([2, 2]), Err(Error::Broadcast { .. })));
     assert!(matches!(t.reshape([4]), Err(Error::Shape { .. })));
     assert!(matches!(t.as_slice::<f64>("test"), Err(Error::DType { .. })));
+    assert!(matches!(t.clone().as_mut_slice::<f64>("test"), Err(Error::DType { .. })));
+    let turned = t.permute(&[1, 0]).unwrap();
+    assert!(matches!(turned.as_slice::<f32>("test"), Err(Error::NotContiguous { .. })));
+    assert!(matches!(t.item::<f32>(), Err(Error::Shape { .. })));
+    assert_eq!(t.slice(0, 1..2).unwrap().slice(1, 2..3).unwrap().item::<f32>().unwrap(), 6.0);
     assert!(matches!(Tensor::from_slice(&[1u32], [2]), Err(Error::Shape { .. })));
     // Extents whose product a usize cannot hold.
     let none = Tensor::zeros([0], DType::F32);
@@ -159,4 +164,14 @@ fn the_first_number_of_a_kind_is_found_in_any_view_and_type() {
         assert_eq!(numbers.find(f64::is_nan).unwrap(), None, "{dtype}");
     }
     assert_eq!(Tensor::scalar(1u32).find(|_| true).unwrap(), None);
+}
+
+#[test]
+fn a_view_is_the_same_if_it_shows_the_same_elements_of_the_same_buffer() {
+    let t = Tensor::zeros([2, 2], DType::F32);
+    let first = t.slice(0, 0..1).unwrap();
+    assert!(t.is_same_view(&t.clone()) && first.is_same_view(&t.slice(0, 0..1).unwrap()));
+    let others = [first, t.permute(&[1, 0]).unwrap(), t.reshape([4]).unwrap(), t.duplicate().unwrap()];
+    assert!(others.iter().all(|other| !t.is_same_view(other)), "{others:?}");
+    assert!(!others[0].is_same_view(&t.slice(0, 1..2).unwrap()));
 }
