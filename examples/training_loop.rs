@@ -63,9 +63,8 @@ pub fn main() -> Result<()> {
     // A file that `biformer predict`, `eval` and `info` take, as they take those of `biformer export`.
     let config = RunConfig { architecture: config, image_size: 32, ..RunConfig::for_model("nano")? };
     let trained = TrainedModel { model, config, data: DataFacts::unknown(classes, statistics), named: true };
-    let path = std::env::temp_dir().join("biformer-training-loop.safetensors");
-    trained.export()?.write(&path)?;
-    println!("the model is in {}", path.display());
+    let folder = tempfile::tempdir()?; // goes with its contents when the example ends
+    trained.export()?.write(&folder.path().join("model.safetensors"))?;
     Ok(())
 }
 
