@@ -9,7 +9,7 @@
 
 use anyhow::{Context, Result, ensure};
 use biformer::autograd::Tape;
-use biformer::data::{self, Split, eval_pixels};
+use biformer::data::{self, Split, Transform};
 use biformer::ops::{self, Bra, RouteKind};
 use biformer::tensor::Tensor;
 
@@ -25,7 +25,7 @@ pub fn main() -> Result<()> {
     let number = std::env::args().nth(1).and_then(|number| number.parse().ok()).unwrap_or(12);
     let images = data::open("embedded", Split::Test)?;
     let sample = images.get(number)?;
-    let pixels = eval_pixels(&sample.image, SIDE, images.statistics())?;
+    let pixels = Transform::eval(SIDE, images.statistics())?.pixels(&sample.image);
 
     // qkv (1, H, W, 2D + C): each pixel's colour as query, as key and as value. D = C = 3.
     let qkv: Vec<f32> = pixels.chunks_exact(3).flat_map(|colour| [colour; 3].concat()).collect();

@@ -4,7 +4,7 @@ mod common;
 
 use anyhow::Result;
 use biformer::autograd::Tape;
-use biformer::data::{self, Dataset, Split, Statistics, eval_pixels};
+use biformer::data::{self, Dataset, Split, Statistics, Transform};
 use biformer::model::{BiFormer, Mode, TensorFile, preset};
 use biformer::tensor::{DType, Tensor};
 use biformer::trainer::checkpoint::Checkpoint;
@@ -67,8 +67,9 @@ fn predict_names_the_classes_that_the_model_gives() -> Result<()> {
     let checkpoint = Checkpoint::read(&run.join("checkpoint.safetensors"))?;
     let TrainedModel { model, .. } = checkpoint.described.into_model()?;
     let (mut expected, mut all, mut first) = (String::new(), vec![], vec![]);
+    let transform = Transform::eval(32, Statistics::CIFAR10)?;
     for (index, file) in files.iter().enumerate() {
-        let pixels = eval_pixels(&images.get(index)?.image, 32, Statistics::CIFAR10)?;
+        let pixels = transform.pixels(&images.get(index)?.image);
         let mut classes: Vec<_> = probabilities(&model, &pixels)?.into_iter().zip(images.classes()).collect();
         classes.sort_by(|a, b| b.0.total_cmp(&a.0));
         first.push(classes[0].1.as_str());
@@ -135,7 +136,10 @@ fn forward_writes_maps_channels_first_and_routes_as_the_library_computes_them() 
     let (maps, routes) = (output.values, output.trace.routes);
     assert_eq!((routes.len(), written.len()), (1, maps.len() + 1));
     let routed = &written["stages.0.0.attn.routes"];
-    assert_eq!((routed.shape(), routed.to_vec::<u32>()?), (routes[0].1.shape(), routes[0].1.to_vec::<u32>()?));
+    assert_eq!(
+        (routed.shape(), routed.to_vec::<u32>()?),
+        (routes[0].indices.shape(), routes[0].indices.to_vec::<u32>()?)
+    );
     for (index, map) in maps.iter().enumerate() {
         let (name, [n, h, w, c]) = (format!("out{index}"), [0, 1, 2, 3].map(|axis| map.shape()[axis]));
         assert!(h != w && *written[&name].shape() == [n, c, h, w], "{name}: {}", written[&name].shape());

@@ -3,7 +3,7 @@
 mod common;
 
 use biformer::autograd::{Gradients, Tape};
-use biformer::model::{BiFormer, Mode, ModelConfig, Pass, Trace, preset};
+use biformer::model::{BiFormer, Mode, Pass, Routes, Trace, preset};
 use biformer::optim::{AdamW, AdamWConfig};
 use biformer::tensor::cuda::Gpu;
 use biformer::tensor::{DType, Device, Tensor};
@@ -65,7 +65,7 @@ fn forward_passes_in_f64() {
         for (name, map) in &trace.maps {
             compare_statistics(&format!("{} {name}", vector.name()), &nchw(map), &vector.json["f64"][name]);
         }
-        compare_routes(&vector, model.config(), &trace.routes, &shape);
+        compare_routes(&vector, &trace.routes);
         let stored = vector.outputs("f64");
         for (index, value) in values.iter().enumerate() {
             let (name, got) = match value.value().rank() {
@@ -113,13 +113,12 @@ fn compare_statistics(what: &str, got: &[f64], want: &Value) {
 
 /// Sets of routed regions, block by block. Regions that are pure padding have identical keys, so that which of
 /// them is taken means nothing: they count as one and the same.
-fn compare_routes(vector: &Vector, config: &ModelConfig, routes: &[(String, Tensor)], shape: &[usize]) {
+fn compare_routes(vector: &Vector, routes: &[Routes]) {
     let known = vector.json["routing"].as_array().unwrap();
     assert_eq!(known.len(), routes.len(), "{}: number of routed attentions", vector.name());
-    for (known, (name, ours)) in known.iter().zip(routes) {
+    for (known, Routes { name, indices: ours, regions: cut, map }) in known.iter().zip(routes) {
         let what = format!("{} {name}", vector.name());
         assert_eq!(known["block"].as_str().unwrap().trim_end_matches(".router"), name, "{what}");
-        let (cut, map) = config.regions_of(name, [shape[2], shape[3]]).expect("a stage that routes");
         let padding = |region: usize| {
             let place = [region / cut.grid()[1], region % cut.grid()[1]];
             (0..2).any(|axis| place[axis] * cut.size()[axis] >= map[axis])

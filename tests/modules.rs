@@ -66,7 +66,7 @@ fn check(description: &str, known: &Value, config: &ModelConfig, prefix: &str) {
     assert!((sum - known["sum"].as_f64().unwrap()).abs() <= TOLERANCE * norm, "{description}, sum {sum}");
     if let Some(routes) = known["idx"].as_array() {
         let wanted: Vec<u32> = routes.iter().flat_map(numbers).map(|x| x as u32).collect();
-        assert_eq!(pass.into_trace().routes[0].1.to_vec::<u32>().unwrap(), wanted, "{description}, routes");
+        assert_eq!(pass.into_trace().routes[0].indices.to_vec::<u32>().unwrap(), wanted, "{description}, routes");
     }
 }
 

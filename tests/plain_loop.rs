@@ -52,7 +52,7 @@ fn plain_loop(config: &RunConfig) -> Result<(BiFormer, Ema)> {
     let images = data::open(&config.data, Split::Train)?;
     let transform = Transform::train(config.image_size, STATISTICS, &config.augmentation)?;
     let mut loading = LoaderConfig::train(config.batch_size, config.seed, transform);
-    (loading.parts, loading.repeats, loading.balance) = (2, config.augmentation.repeats, config.augmentation.balance);
+    loading.parts = 2;
     loading.mixing = Mixing::of(&config.augmentation, 0.3);
     let loader = Loader::new(images, loading)?;
     let schedule = config.schedule(loader.batches_per_epoch())?;

@@ -53,7 +53,8 @@ pub enum Error {
         /// piece.
         node: usize,
     },
-    /// A [segment](crate::Tape::segment) whose second run failed or differed from the first.
+    /// A [segment](crate::Tape::segment) whose second run differed from the first, or failed for a reason that is not
+    /// one of these errors.
     #[error("backward: a segment could not be computed again: {reason}")]
     Recompute {
         /// What went wrong.

@@ -14,7 +14,6 @@
 use crate::tape::{Node, Origin, TapeKind};
 use crate::{Error, InputGrads, Profile, Result, Rule, Tape, Var};
 use smallvec::SmallVec;
-use std::fmt::Display;
 use std::sync::Arc;
 use tensor::Tensor;
 
@@ -66,9 +65,10 @@ impl Tape {
     ///
     /// `work` gets the tape to compute on and the inputs on that tape, which it owns and may drop; it must put
     /// parameters on that tape itself. What it returns besides its value is returned from the first run and dropped in
-    /// the second. Errors: those of `work`, which in the backward pass become [`Error::Recompute`]; and in the backward
-    /// pass [`Error::BareParameter`] if its value is a parameter and not the result of an operation.
-    pub fn segment<'t, const N: usize, T, E: From<Error> + Display>(
+    /// the second. Errors: those of `work`, from the backward pass as this crate's; and in the backward pass
+    /// [`Error::Recompute`] if the second run's value has another shape, and [`Error::BareParameter`] if it is a
+    /// parameter and not the result of an operation.
+    pub fn segment<'t, const N: usize, T, E: From<Error> + Into<Error>>(
         &'t self,
         inputs: [Var<'t>; N],
         work: impl for<'s> Fn(&'s Tape, [Var<'s>; N]) -> std::result::Result<(Var<'s>, T), E> + Send + 'static,
@@ -89,10 +89,7 @@ impl Tape {
             return Ok((self.constant(value), rest));
         }
         self.also_uses(used);
-        let work: Box<Work<N>> = Box::new(move |tape, inputs| match work(tape, inputs) {
-            Ok((output, _)) => Ok(output),
-            Err(error) => Err(Error::Recompute { reason: error.to_string() }),
-        });
+        let work: Box<Work<N>> = Box::new(move |tape, inputs| Ok(work(tape, inputs).map_err(E::into)?.0));
         Ok((self.append(&inputs.each_ref(), value, Segment { inputs: kept, work, profile })?, rest))
     }
 }

@@ -16,29 +16,42 @@ const MAX_RECORDS: usize = 100_000;
 /// The longest list of class names that is read, in bytes.
 const MAX_NAMES: u64 = 64 << 10;
 
-/// One of the two formats: the number of classes that each label byte chooses from. The last one is the label used.
+/// One of the two formats.
 struct Format {
     name: &'static str,
+    /// The number of classes that each label byte chooses from. The last one is the label used.
     label_classes: &'static [usize],
     statistics: Statistics,
+    /// The files of the training images, that of the test images, and that of the classes' names.
+    train: &'static [&'static str],
+    test: &'static str,
+    names: &'static str,
 }
 
-const CIFAR10: Format = Format { name: "cifar10", label_classes: &[10], statistics: Statistics::CIFAR10 };
-const CIFAR100: Format = Format { name: "cifar100", label_classes: &[20, 100], statistics: Statistics::CIFAR100 };
+const CIFAR10: Format = Format {
+    name: "cifar10",
+    label_classes: &[10],
+    statistics: Statistics::CIFAR10,
+    train: &["data_batch_1.bin", "data_batch_2.bin", "data_batch_3.bin", "data_batch_4.bin", "data_batch_5.bin"],
+    test: "test_batch.bin",
+    names: "batches.meta.txt",
+};
+
+const CIFAR100: Format = Format {
+    name: "cifar100",
+    label_classes: &[20, 100],
+    statistics: Statistics::CIFAR100,
+    train: &["train.bin"],
+    test: "test.bin",
+    names: "fine_label_names.txt",
+};
 
 /// Reads one split of CIFAR-10 from the folder with its `.bin` files and `batches.meta.txt`.
 ///
 /// Errors: [`Error::Missing`], [`Error::Truncated`], [`Error::Label`], [`Error::Unsupported`] or [`Error::Io`], with the
 /// file and, where there is one, the record; [`Error::Lacking`] for other splits than train and test.
 pub fn open_cifar10(folder: &Path, split: Split) -> Result<InMemory> {
-    let files: &[&str] = match split {
-        Split::Train => {
-            &["data_batch_1.bin", "data_batch_2.bin", "data_batch_3.bin", "data_batch_4.bin", "data_batch_5.bin"]
-        }
-        Split::Val | Split::All => return Err(Error::no_split(folder, split)),
-        Split::Test => &["test_batch.bin"],
-    };
-    CIFAR10.open(folder, files, "batches.meta.txt")
+    CIFAR10.open(folder, split)
 }
 
 /// Reads one split of CIFAR-100, with its 100 fine classes, from the folder with `train.bin`, `test.bin` and
@@ -46,17 +59,17 @@ pub fn open_cifar10(folder: &Path, split: Split) -> Result<InMemory> {
 ///
 /// Errors: as [`open_cifar10`].
 pub fn open_cifar100(folder: &Path, split: Split) -> Result<InMemory> {
-    let file = match split {
-        Split::Train => "train.bin",
-        Split::Val | Split::All => return Err(Error::no_split(folder, split)),
-        Split::Test => "test.bin",
-    };
-    CIFAR100.open(folder, &[file], "fine_label_names.txt")
+    CIFAR100.open(folder, split)
 }
 
 impl Format {
-    fn open(&self, folder: &Path, files: &[&str], names: &str) -> Result<InMemory> {
-        let classes = self.class_names(&folder.join(names))?;
+    fn open(&self, folder: &Path, split: Split) -> Result<InMemory> {
+        let files = match split {
+            Split::Train => self.train,
+            Split::Test => &[self.test],
+            Split::Val | Split::All => return Err(Error::no_split(folder, split)),
+        };
+        let classes = self.class_names(&folder.join(self.names))?;
         let (mut pixels, mut labels) = (Vec::new(), Vec::new());
         // Reserved at once, because a growing vector would need the memory twice; and fallibly, because a lack of
         // memory is no reason to abort.

@@ -71,4 +71,4 @@ pub use mixing::Mixing;
 pub use picture::{Image, load_image, size_of_image};
 pub use resample::Filter;
 pub use shrink::shrunk;
-pub use transform::{Transform, eval_pixels};
+pub use transform::Transform;

@@ -59,13 +59,25 @@ pub struct LoaderConfig {
 }
 
 impl LoaderConfig {
-    /// For training: a random order, full batches only, each sample once, nothing mixed. No bad image is tolerated.
+    /// For training: a random order, and full batches only. Samples are repeated, balanced and mixed as the transform's
+    /// augmentation has it. If they are mixed, batches have [targets](Batch::targets), which are not smoothed unless
+    /// [`mixing`](Self::mixing) is changed. No bad image is tolerated.
     pub fn train(batch_size: usize, seed: u64, transform: Transform) -> Self {
+        let (repeats, balance, mixing) = match transform.augmentation() {
+            Some(varied) => (varied.repeats, varied.balance, Mixing::of(varied, 0.0)),
+            None => (1, 0.0, None),
+        };
+        let once = Self::eval(batch_size, transform);
+        Self { seed, shuffle: true, drop_last: true, repeats, balance, mixing, ..once }
+    }
+
+    /// For evaluation: every sample once, in the data set's order. No bad image is tolerated.
+    pub fn eval(batch_size: usize, transform: Transform) -> Self {
         Self {
             batch_size,
-            seed,
-            shuffle: true,
-            drop_last: true,
+            seed: 0,
+            shuffle: false,
+            drop_last: false,
             workers: 0,
             prefetch: 2,
             max_bad_images: 0,
@@ -75,11 +87,6 @@ impl LoaderConfig {
             balance: 0.0,
             mixing: None,
         }
-    }
-
-    /// For evaluation: every sample once, in the data set's order. No bad image is tolerated.
-    pub fn eval(batch_size: usize, transform: Transform) -> Self {
-        Self { shuffle: false, drop_last: false, ..Self::train(batch_size, 0, transform) }
     }
 
     /// How many finished batches may wait for the consumer.

@@ -39,7 +39,8 @@ pub struct Transform {
 }
 
 impl Transform {
-    /// The transform for training.
+    /// The transform for training. What an augmentation does with several images, repeating, balancing and mixing them,
+    /// is done by a [`Loader`](crate::Loader).
     ///
     /// Errors: [`Error::Setting`] where a number is out of its range.
     pub fn train(size: usize, statistics: Statistics, augmentation: &Augmentation) -> Result<Self> {
@@ -80,6 +81,11 @@ impl Transform {
             return Err(Error::setting("eval_crop", format!("{share:?} is not in 0.1..=1")));
         }
         Ok(Self { zoomed: (self.size as f64 / share) as usize, ..self })
+    }
+
+    /// How images are varied, in training.
+    pub fn augmentation(&self) -> Option<&Augmentation> {
+        self.augmentation.as_ref()
     }
 
     /// The side of the output, in pixels.
@@ -271,13 +277,6 @@ fn random_window(
             Window { top, left, height: h, width: w }
         })
     })
-}
-
-/// One image as the evaluation of a model with inputs of `size` pixels sees it: (size, size, 3) floats.
-///
-/// Errors: as [`Transform::eval`].
-pub fn eval_pixels(image: &Image, size: usize, statistics: Statistics) -> Result<Vec<f32>> {
-    Ok(Transform::eval(size, statistics)?.pixels(image))
 }
 
 #[cfg(test)]

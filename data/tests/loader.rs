@@ -211,6 +211,21 @@ fn a_loader_has_as_many_threads_as_the_pool_it_is_made_in() {
     }
 }
 
+/// Some of what an augmentation says is the transform's to do, the rest the loader's.
+#[test]
+fn training_repeats_balances_and_mixes_as_the_augmentation_says() {
+    let varied =
+        Augmentation { mixup: 0.8, cutmix: 1.0, mix: 0.9, repeats: 2, balance: 0.5, ..Augmentation::default() };
+    let transform = Transform::train(32, PLAIN, &varied).unwrap();
+    let LoaderConfig { repeats, balance, mixing, .. } = LoaderConfig::train(8, 7, transform.clone());
+    assert_eq!((repeats, balance), (2, 0.5));
+    assert_eq!(mixing, Some(Mixing { mixup: 0.8, cutmix: 1.0, probability: 0.9, smoothing: 0.0 }));
+
+    for plain in [LoaderConfig::eval(8, transform), LoaderConfig::train(8, 7, augmented(32))] {
+        assert_eq!((plain.repeats, plain.balance, plain.mixing), (1, 0.0, None));
+    }
+}
+
 /// Targets count among what a batch takes.
 #[test]
 fn targets_take_room() {

@@ -3,7 +3,7 @@
 mod support;
 
 use approx::assert_relative_eq;
-use data::{Augmentation, Crop, Error, Fill, Filter, Image, Statistics, Transform, eval_pixels};
+use data::{Augmentation, Crop, Error, Fill, Filter, Image, Statistics, Transform};
 use proptest::prelude::*;
 use serde::Deserialize;
 use serde::de::value::{Error as ValueError, MapDeserializer};
@@ -31,6 +31,11 @@ fn apply(transform: &Transform, image: &Image, stream: u64) -> Vec<f32> {
     out
 }
 
+/// What a model with inputs of `size` pixels sees of an image when it is evaluated.
+fn seen(image: &Image, size: usize) -> Vec<f32> {
+    Transform::eval(size, PLAIN).unwrap().pixels(image)
+}
+
 /// The bytes behind floats made with plain statistics.
 fn bytes(floats: &[f32]) -> Vec<u8> {
     floats.iter().map(|x| (x * 255.0).round() as u8).collect()
@@ -42,7 +47,7 @@ fn no_shift_and_no_mirror_is_the_identity() {
     let still = Augmentation { padding: 0, flip: 0.0, ..Augmentation::default() };
     let train = apply(&Transform::train(32, PLAIN, &still).unwrap(), &image, 0);
     assert_eq!(bytes(&train), image.pixels());
-    assert_eq!(train, eval_pixels(&image, 32, PLAIN).unwrap());
+    assert_eq!(train, seen(&image, 32));
 
     let whole = Augmentation { min_scale: 1.0, crop: Crop::Resized, flip: 0.0, ..Augmentation::default() };
     let resized = apply(&Transform::train(32, PLAIN, &whole).unwrap(), &image, 0);
@@ -92,7 +97,7 @@ fn a_resized_crop_is_mirrored_as_often_as_asked_for() {
 fn normalisation_is_by_channel() {
     let image = Image::new(1, 1, vec![0, 128, 255]).unwrap();
     let Statistics { mean, std } = Statistics::IMAGENET;
-    let out = eval_pixels(&image, 1, Statistics::IMAGENET).unwrap();
+    let out = Transform::eval(1, Statistics::IMAGENET).unwrap().pixels(&image);
     for (channel, byte) in [0.0, 128.0, 255.0].into_iter().enumerate() {
         assert_relative_eq!(out[channel], (byte / 255.0 - mean[channel]) / std[channel], max_relative = 1e-6);
     }
@@ -129,14 +134,14 @@ fn padded_crops() {
 #[test]
 fn evaluation_of_another_size_shows_the_centre() {
     // 64 x 128: the centred square, halved to 32, of which 28 are shown.
-    let out = bytes(&eval_pixels(&ramp(64, 128), 28, PLAIN).unwrap());
+    let out = bytes(&seen(&ramp(64, 128), 28));
     let middle = out[(14 * 28 + 14) * 3..][..3].to_vec();
     // Row 14 + 2 of the reduced square covers rows 32 and 33, and column 32 + 32 and 33 of the image.
     assert!(middle[0].abs_diff(32) <= 1 && middle[1].abs_diff(64) <= 1 && middle[2] == 77, "{middle:?}");
     let corner = out[..3].to_vec();
     assert!(corner[0].abs_diff(4) <= 1 && corner[1].abs_diff(36) <= 1, "{corner:?}");
     // A tiny one is shown whole: its first and last rows stay at the edges.
-    let out = bytes(&eval_pixels(&ramp(32, 32), 64, PLAIN).unwrap());
+    let out = bytes(&seen(&ramp(32, 32), 64));
     assert!(out[0] == 0 && out[(63 * 64 + 63) * 3] == 31);
 }
 
@@ -145,7 +150,7 @@ fn evaluation_shows_224_of_256_pixels_as_they_are() {
     let image = noise(256, 256);
     let rows = image.pixels().chunks(256 * 3).skip(16).take(224);
     let expected: Vec<u8> = rows.flat_map(|row| &row[16 * 3..240 * 3]).copied().collect();
-    assert!(bytes(&eval_pixels(&image, 224, PLAIN).unwrap()) == expected);
+    assert!(bytes(&seen(&image, 224)) == expected);
 }
 
 #[test]
@@ -244,7 +249,7 @@ proptest! {
         let augmentation = Augmentation { crop, padding, min_scale, filter, erase, ..Augmentation::default() };
         let image = ramp(height, width);
         let train = apply(&Transform::train(size, PLAIN, &augmentation).unwrap(), &image, stream);
-        let eval = eval_pixels(&image, size, PLAIN).unwrap();
+        let eval = seen(&image, size);
         prop_assert!(train.iter().chain(&eval).all(|x| (0.0..=1.0).contains(x)));
     }
 }
@@ -256,7 +261,7 @@ fn extreme_shapes() {
         let image = Image::new(height, width, vec![200; 30_000]).unwrap();
         let transform = Transform::train(16, PLAIN, &Augmentation::default()).unwrap();
         assert_eq!(bytes(&apply(&transform, &image, 0)), [200; 16 * 16 * 3]);
-        assert_eq!(bytes(&eval_pixels(&image, 16, PLAIN).unwrap()), [200; 16 * 16 * 3]);
+        assert_eq!(bytes(&seen(&image, 16)), [200; 16 * 16 * 3]);
     }
 }
 
@@ -318,7 +323,7 @@ fn floats_turn_back_into_the_picture_that_they_show() {
     let image = ramp(24, 24);
     for statistics in [PLAIN, Statistics::CIFAR10, Statistics::IMAGENET] {
         let transform = Transform::eval(24, statistics).unwrap();
-        assert_eq!(transform.picture(&eval_pixels(&image, 24, statistics).unwrap()).unwrap(), image);
+        assert_eq!(transform.picture(&transform.pixels(&image)).unwrap(), image);
     }
     assert!(Transform::eval(24, PLAIN).unwrap().picture(&[0.0; 7]).is_err());
 }

@@ -5,7 +5,7 @@ use crate::config::{Attend, Family, ModelConfig};
 use crate::error::{Error, Result};
 use crate::layers::{DepthwiseConv, Linear};
 use crate::pass::Pass;
-use crate::regions;
+use crate::regions::{self, Routes};
 use crate::state::Builder;
 use autograd::Var;
 use ops::Bra;
@@ -177,7 +177,7 @@ impl RoutedAttention {
             })?;
             routed
         };
-        pass.record_routes(&self.name, routed.routes);
+        pass.record_routes(Routes { name: self.name.clone(), indices: routed.routes, regions, map });
         crop(routed.out, padded, map)
     }
 }

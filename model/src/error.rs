@@ -153,6 +153,16 @@ impl From<tensor::Error> for Error {
     }
 }
 
+/// An error within a [segment](autograd::Tape::segment) of the tape, which a backward pass runs again.
+impl From<Error> for autograd::Error {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Engine(error) => error,
+            other => autograd::Error::Recompute { reason: other.to_string() },
+        }
+    }
+}
+
 /// How a weight file differs from a model. Each tensor is named in a sentence of its own.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Differences {

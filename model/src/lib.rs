@@ -50,6 +50,7 @@ pub use layers::{BatchNorm, Conv, DepthwiseConv, LayerNorm, Linear};
 pub use overrides::{FIELDS, field_name};
 pub use pass::{Mode, Pass, Trace};
 pub use presets::{PRESETS, Preset, preset};
+pub use regions::Routes;
 pub use run::Output;
 pub use safely::{copy_safely, ensure_writable, write_safely};
 pub use state::{Builder, Init, RunningStatistics, StatisticsId};

@@ -4,6 +4,7 @@ use crate::RunningStatistics;
 use crate::attention_weights::{AttentionWeights, token_at};
 use crate::error::{Error, Result};
 use crate::factors::Factors;
+use crate::regions::Routes;
 use crate::state::StatisticsId;
 use autograd::{Layout, ParamId, Parameters, Tape, Var};
 use ops::BatchStatistics;
@@ -78,10 +79,8 @@ pub struct Trace {
     /// In training, the statistics of each BatchNorm's batch: see
     /// [`BiFormer::update_statistics`](crate::BiFormer::update_statistics) and [`RunningStatistics::update`].
     pub statistics: Vec<(StatisticsId, BatchStatistics)>,
-    /// The routes of each routed attention in order, (N, P, k), index tensors: its name, and the regions that each
-    /// region was routed to. Where the regions are on the map is given by
-    /// [`ModelConfig::regions_of`](crate::ModelConfig::regions_of).
-    pub routes: Vec<(String, Tensor)>,
+    /// Where the regions of each routed attention looked, in order.
+    pub routes: Vec<Routes>,
     /// The maps after each merging and each stage, (N, H, W, C), if [`Pass::keep_maps`] was called: `down0`, `stage0`,
     /// and so on.
     pub maps: Vec<(String, Tensor)>,
@@ -105,25 +104,28 @@ impl Trace {
     ///
     /// Errors: [`Error::Pass`] if one has other entries than the first, or batch statistics, which are not those of all
     /// images; those of [`Tensor::join`].
-    pub fn joined(pieces: Vec<Trace>) -> Result<Trace> {
+    pub fn joined(mut pieces: Vec<Trace>) -> Result<Trace> {
         if pieces.iter().any(|piece| !piece.statistics.is_empty()) {
             return Err(Error::Pass { reason: "a part of it normalises by its batch, which was cut into pieces" });
         }
-        let join = |of: fn(&Trace) -> &Vec<(String, Tensor)>| -> Result<Vec<(String, Tensor)>> {
-            let first = pieces.first().map_or(&[][..], |first| of(first));
-            let names = |piece| of(piece).iter().map(|(name, _)| name);
-            if pieces.iter().any(|piece| !names(piece).eq(first.iter().map(|(name, _)| name))) {
-                return Err(Error::Pass { reason: "its pieces have left different traces" });
-            }
-            let joined = first.iter().enumerate().map(|(place, (name, _))| {
-                let parts: Vec<Tensor> = pieces.iter().map(|piece| of(piece)[place].1.clone()).collect();
-                Ok((name.clone(), Tensor::join(&parts)?))
-            });
-            joined.collect()
-        };
-        let (routes, maps) = (join(|piece| &piece.routes)?, join(|piece| &piece.maps)?);
-        let (attention_weights, outputs) = (join(|piece| &piece.attention_weights)?, join(|piece| &piece.outputs)?);
-        Ok(Trace { statistics: vec![], routes, maps, attention_weights, outputs })
+        let mut entries: Vec<_> = pieces.iter_mut().map(Trace::entries).collect();
+        let Some((first, later)) = entries.split_first_mut() else { return Ok(Trace::default()) };
+        if later.iter().any(|piece| !piece.iter().map(|(name, _)| name).eq(first.iter().map(|(name, _)| name))) {
+            return Err(Error::Pass { reason: "its pieces have left different traces" });
+        }
+        for (place, (_, joined)) in first.iter_mut().enumerate() {
+            let parts = later.iter().map(|piece| &*piece[place].1);
+            let parts: Vec<Tensor> = std::iter::once(&**joined).chain(parts).cloned().collect();
+            **joined = Tensor::join(&parts)?;
+        }
+        Ok(pieces.swap_remove(0))
+    }
+
+    /// Everything with a row for each image, by its name.
+    fn entries(&mut self) -> Vec<(&str, &mut Tensor)> {
+        let routes = self.routes.iter_mut().map(|routes| (routes.name.as_str(), &mut routes.indices));
+        let named = [&mut self.maps, &mut self.attention_weights, &mut self.outputs].into_iter().flatten();
+        routes.chain(named.map(|(name, tensor)| (name.as_str(), tensor))).collect()
     }
 }
 
@@ -337,8 +339,8 @@ impl<'t> Pass<'t> {
         self.trace.borrow_mut().statistics.push((id, batch));
     }
 
-    pub(crate) fn record_routes(&self, name: &str, routes: Tensor) {
-        self.trace.borrow_mut().routes.push((name.to_owned(), routes));
+    pub(crate) fn record_routes(&self, routes: Routes) {
+        self.trace.borrow_mut().routes.push(routes);
     }
 
     /// Records how much the token at the requested point attends to each token of an attention's map, without its

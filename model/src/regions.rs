@@ -2,6 +2,20 @@
 
 use crate::config::{Attend, Family, ModelConfig};
 use ops::Regions;
+use tensor::Tensor;
+
+/// Where the regions of a routed attention looked, in one pass.
+#[derive(Clone, Debug)]
+pub struct Routes {
+    /// The attention's name.
+    pub name: String,
+    /// The k regions that each of P regions was routed to, best first, (N, P, k): an index tensor.
+    pub indices: Tensor,
+    /// How the map was cut into these regions.
+    pub regions: Regions,
+    /// The map's height and width, beyond which regions are padding.
+    pub map: [usize; 2],
+}
 
 /// The regions of a map (H, W) for S = `n_win`, which together may be larger than it: the rest is padding, at the bottom
 /// and right. Nothing where the map is too small to have any.
@@ -24,32 +38,11 @@ impl ModelConfig {
     pub fn regions(&self, map: [usize; 2], stage: usize) -> Option<Regions> {
         matches!(self.attend(stage), Attend::Routed(_)).then(|| cut(map, self.n_win.at(stage), self.family)).flatten()
     }
-
-    /// How a routed attention, by its name in a [`Trace`](crate::Trace), cuts its map of an image (H, W): the regions, and
-    /// the height and width of the map, beyond which they are padding.
-    pub fn regions_of(&self, attention: &str, image: [usize; 2]) -> Option<(Regions, [usize; 2])> {
-        let stage: usize = attention.strip_prefix("stages.")?.split('.').next()?.parse().ok()?;
-        if stage >= self.stages() {
-            return None;
-        }
-        let map = image.map(|side| self.map_side(side, stage));
-        self.regions(map, stage).map(|regions| (regions, map))
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn an_attention_is_found_by_its_name() {
-        let config = ModelConfig { auto_pad: true, ..crate::preset("tiny").unwrap().config() };
-        let (regions, map) = config.regions_of("stages.2.0.attn", [120, 112]).unwrap();
-        assert_eq!((regions.size(), regions.map(), map), ([2, 1], [14, 7], [8, 7]));
-        // One that attends in full, one that is not there, and what is no attention.
-        let others = ["stages.3.0.attn", "stages.4.0.attn", "stages.18446744073709551615.0.attn", "norm"];
-        assert_eq!(others.map(|name| config.regions_of(name, [224; 2])), [None; 4]);
-    }
 
     #[test]
     fn regions_cover_the_map_as_each_layout_rounds() {

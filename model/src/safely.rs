@@ -10,6 +10,7 @@ use std::io::Write;
 use std::os::unix::fs::{MetadataExt, fchown};
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Writes a file so that whatever happens, even a full disk or a power cut, there is either the old file or the new one
 /// under its name: the bytes are written to a temporary file beside it, which is synced and then renamed. An existing
@@ -87,7 +88,10 @@ fn with_temporary(path: &Path) -> Result<(PathBuf, PathBuf)> {
     } else {
         name.push(own);
     }
-    name.push(format!(".{}{:06}.tmp", std::process::id(), RANDOM.hash_one(0) % 1_000_000));
+    // Two threads may write the same file.
+    static WRITTEN: AtomicU64 = AtomicU64::new(0);
+    let number = WRITTEN.fetch_add(1, Ordering::Relaxed);
+    name.push(format!(".{}{:06}{number}.tmp", std::process::id(), RANDOM.hash_one(0) % 1_000_000));
     let temporary = path.with_file_name(name);
     Ok((path, temporary))
 }
@@ -102,5 +106,25 @@ fn through_links(path: &Path) -> std::io::Result<PathBuf> {
         Err(error) if place.is_symlink() => Err(error),
         Err(_) => Ok(place),
         Ok(real) => Ok(real),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_that_write_the_same_file_leave_it_whole() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        std::thread::scope(|scope| {
+            for byte in 1..=4 {
+                let path = &path;
+                scope.spawn(move || (0..25).for_each(|_| write_safely(path, &vec![byte; 100_000]).unwrap()));
+            }
+        });
+        let bytes = fs::read(&path).unwrap();
+        assert!(bytes.len() == 100_000 && bytes.iter().all(|&byte| byte == bytes[0]));
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
     }
 }

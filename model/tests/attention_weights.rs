@@ -1,7 +1,7 @@
 //! Where a point looks: weights of every attention, whole and of the regions that it is routed to.
 
 use autograd::Tape;
-use model::{BiFormer, Mode, ModelConfig, Pass, Result, Trace, preset};
+use model::{BiFormer, Mode, ModelConfig, Pass, Result, Routes, Trace, preset};
 use tensor::rng::Philox;
 use tensor::{DType, Tensor};
 
@@ -36,16 +36,16 @@ fn every_attention_spreads_one_over_what_it_reads() -> Result<()> {
             for (image, weights) in weights.chunks(height * width).enumerate() {
                 let sum: f32 = weights.iter().sum();
                 // What is missing lies on padding.
-                let all = config.regions_of(attention, [side; 2]).is_none_or(|(regions, map)| regions.map() == map);
+                let routed = trace.routes.iter().find(|routed| routed.name == *attention);
+                let all = routed.is_none_or(|routed| routed.regions.map() == routed.map);
                 assert!(if all { (sum - 1.0).abs() < 1e-5 } else { sum <= 1.0 + 1e-5 }, "{attention}: {sum}");
-                let Some((_, routes)) = trace.routes.iter().find(|(name, _)| name == attention) else { continue };
-                let (regions, map) = config.regions_of(attention, [side; 2]).unwrap();
-                assert_eq!(map, [height, width]);
+                let Some(Routes { indices, regions, map, .. }) = routed else { continue };
+                assert_eq!(*map, [height, width]);
                 let region = |[row, column]: [usize; 2]| {
                     row / regions.size()[0] * regions.grid()[1] + column / regions.size()[1]
                 };
                 let at = [(0.3 * height as f64) as usize, (0.7 * width as f64) as usize];
-                let routed = routes.slice(0, image..image + 1)?.slice(1, region(at)..region(at) + 1)?;
+                let routed = indices.slice(0, image..image + 1)?.slice(1, region(at)..region(at) + 1)?;
                 let routed = routed.contiguous()?.to_vec::<u32>()?;
                 for (token, &weight) in weights.iter().enumerate() {
                     let read = routed.contains(&(region([token / width, token % width]) as u32));

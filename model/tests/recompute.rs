@@ -33,7 +33,7 @@ fn step(model: &BiFormer, images: &Tensor, tape: &Tape) -> Result<Step> {
     tape.backward_from(output.logits(), upstream, &mut gradients)?;
     gradients.require_all()?;
     let gradients = gradients.flat().map_or(Ok(vec![]), |flat| flat.to_vec::<f32>())?;
-    let routes = output.trace.routes.iter().map(|(name, routes)| Ok((name.clone(), routes.to_vec::<u32>()?)));
+    let routes = output.trace.routes.into_iter().map(|routes| Ok((routes.name, routes.indices.to_vec::<u32>()?)));
     let routes = routes.collect::<Result<_>>()?;
     Ok(Step { gradients: gradients.into_iter().map(f32::to_bits).collect(), routes, kept })
 }

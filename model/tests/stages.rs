@@ -30,7 +30,7 @@ fn a_list_gives_each_stage_its_own() -> Result<()> {
     assert_eq!([hidden(0), hidden(1)], [[2 * 16, 16], [4 * 32, 32]]);
     let images = Tensor::zeros([3, 32, 32, 3], DType::F32);
     let routes = model.forward(&Tape::inference(), &images, Mode::Evaluate)?.trace.routes;
-    let shapes: Vec<_> = routes.iter().map(|(_, routes)| routes.shape().to_vec()).collect();
+    let shapes: Vec<_> = routes.iter().map(|routes| routes.indices.shape().to_vec()).collect();
     assert_eq!(shapes, [[3, 4 * 4, 2], [3, 2 * 2, 1]]);
     Ok(())
 }

@@ -46,18 +46,21 @@ fn a_batch_in_parts_gives_what_it_gives_together() {
     let compare = || {
         for features in ["features=logits", "features=pooled", "features=dense"] {
             let ((parts, in_parts), (whole, together)) = (results(features, false)?, results(features, true)?);
-            let named = [(&in_parts.routes, &together.routes), (&in_parts.maps, &together.maps)];
+            let routes = |trace: &Trace| {
+                trace.routes.iter().map(|routes| (routes.name.clone(), routes.indices.clone())).collect::<Vec<_>>()
+            };
+            let named = [(routes(&in_parts), routes(&together)), (in_parts.maps, together.maps)];
             let pairs = named.into_iter().flat_map(|(parts, whole)| {
                 assert!(!whole.is_empty());
                 let names = |all: &[(String, Tensor)]| all.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
-                assert_eq!(names(parts), names(whole), "{features}");
-                parts.iter().map(|(_, value)| value).zip(whole.iter().map(|(_, value)| value))
+                assert_eq!(names(&parts), names(&whole), "{features}");
+                parts.into_iter().map(|(_, value)| value).zip(whole.into_iter().map(|(_, value)| value))
             });
-            let pairs: Vec<_> = pairs.chain(parts.iter().zip(&whole)).collect();
             assert_eq!(parts.len(), if features == "features=dense" { 3 } else { 1 });
+            let pairs: Vec<_> = pairs.chain(parts.into_iter().zip(whole)).collect();
             for (part, whole) in pairs {
                 assert_eq!(part.shape()[0], IMAGES, "{features}");
-                assert_eq!((part.shape(), bits(part)?), (whole.shape(), bits(whole)?), "{features}");
+                assert_eq!((part.shape(), bits(&part)?), (whole.shape(), bits(&whole)?), "{features}");
             }
         }
         Ok::<_, model::Error>(())

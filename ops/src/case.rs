@@ -14,7 +14,7 @@ pub trait Definition: Send + Sync + 'static {
     fn apply<'t>(&self, inputs: &[Var<'t>]) -> autograd::Result<Var<'t>>;
     /// The reference, over any scalar. Index inputs come as numbers.
     fn reference<S: Scalar>(&self, inputs: &[Array<S>]) -> Array<S>;
-    /// Whether an input is a parameter, which stays in f32 where activations are bf16.
+    /// Whether an input is a parameter, whose type may differ from that of maps: see [`Case::inputs_in`].
     fn is_parameter(&self, _input: usize) -> bool {
         false
     }

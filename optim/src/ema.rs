@@ -13,10 +13,10 @@ use crate::error::{Error, Result, ensure, ensure_flat, ensure_layout};
 use autograd::Parameters;
 use tensor::{Device, Tensor};
 
-/// The settings of [`Ema`]; by default those of the reference recipe.
+/// The settings of [`Ema`]; by default for runs of some thousands of steps.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EmaConfig {
-    /// d, in [0, 1). The reference recipe's is 0.99996.
+    /// d, in [0, 1). By default 0.999; the reference recipe's is 0.99996.
     pub decay: f64,
     /// Whether update t = 0, 1, ... uses min(d, (1 + t)/(10 + t)) instead of d: the random weights of the
     /// start are then forgotten within the first updates, and not after several times 1/(1 − d) of them.
@@ -26,7 +26,7 @@ pub struct EmaConfig {
 
 impl Default for EmaConfig {
     fn default() -> Self {
-        Self { decay: 0.99996, warmup: false }
+        Self { decay: 0.999, warmup: true }
     }
 }
 

@@ -188,7 +188,7 @@ fn results(output: &Output<'_>, config: &ModelConfig, routes: bool) -> Result<Te
     }
     if routes {
         let routes = output.trace.routes.iter();
-        results.tensors.extend(routes.map(|(name, routes)| (format!("{name}.routes"), routes.clone())));
+        results.tensors.extend(routes.map(|routes| (format!("{}.routes", routes.name), routes.indices.clone())));
     }
     Ok(results)
 }

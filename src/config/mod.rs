@@ -20,7 +20,7 @@ use anyhow::{Context, Result, bail};
 use changes::{differences, parse_table, subnormal, usual_folder};
 use data::Augmentation;
 use model::{Features, ModelConfig, in_plain_words, preset};
-use optim::{AdamWConfig, Schedule};
+use optim::{AdamWConfig, EmaConfig, Schedule};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use toml::Table;
@@ -108,7 +108,7 @@ impl RunConfig {
     /// The defaults for a model. Except for what the preset says (size, architecture), they are the recipe that `nano`
     /// was tuned with.
     pub fn for_model(name: &str) -> Result<Self> {
-        let preset = preset(name)?;
+        let (preset, EmaConfig { decay, warmup }) = (preset(name)?, EmaConfig::default());
         Ok(Self {
             model: name.to_owned(),
             data: "embedded".into(),
@@ -137,7 +137,7 @@ impl RunConfig {
                 warmup_epochs: 1.0,
             },
             optimizer: AdamWConfig::default(),
-            ema: AverageConfig { enabled: false, decay: 0.999, warmup: true },
+            ema: AverageConfig { enabled: false, decay, warmup },
             preprocessing: Preprocessing::default(),
             augmentation: Augmentation::default(),
             architecture: preset.config(),

@@ -23,6 +23,11 @@ pub enum Recompute {
 }
 
 impl Recompute {
+    /// Words that advise to recompute whole blocks; none if that is done already.
+    pub fn advice(self, words: &'static str) -> &'static str {
+        if self == Recompute::Block { "" } else { words }
+    }
+
     /// A tape that recomputes this much and keeps the other activations.
     pub fn tape(self, device: &Device) -> Tape {
         match (self, device) {

@@ -7,9 +7,8 @@ use super::canvas::SCALE;
 use super::gallery::{COLUMNS, Gallery, ROWS, evenly, on_page};
 use super::overlay::{self, Cut};
 use anyhow::{Context, Result, bail, ensure};
-use model::{ModelConfig, Trace};
+use model::{Routes, Trace};
 use std::path::Path;
-use tensor::Tensor;
 
 /// Draws, as a PNG, where the middle region of each image looks.
 ///
@@ -18,28 +17,17 @@ use tensor::Tensor;
 /// image with one region outlined, the k regions that it attends to tinted (the stronger, the better they scored) and
 /// all others dimmed.
 ///
-/// The images are what the model saw, which was of size (H, W): a region is a part of that, or of the padding beside
-/// it, which is not drawn. With no routed attention in the trace only the images are drawn; with no images there is no
+/// The images are what the model saw: a region is a part of that, or of the padding beside it, which is not drawn. With no routed attention in the trace only the images are drawn; with no images there is no
 /// file.
 ///
-/// Errors: routes that are not (N, P, k) region indices below the P of the model, a slot that is not below N, a file
+/// Errors: routes that are not (N, P, k) region indices below P, the number of regions, a slot that is not below N, a file
 /// that cannot be written.
-pub fn draw(
-    shown: &[(usize, data::Image)],
-    trace: &Trace,
-    model: &ModelConfig,
-    size: [usize; 2],
-    path: &Path,
-) -> Result<()> {
+pub fn draw(shown: &[(usize, data::Image)], trace: &Trace, path: &Path) -> Result<()> {
     let shown = &shown[..shown.len().min(ROWS)];
     if shown.is_empty() {
         return Ok(());
     }
-    let columns = evenly(&trace.routes, COLUMNS).map(|(name, routes)| {
-        let cut = model.regions_of(name, size).with_context(|| format!("{name} routes nothing in this model"))?;
-        Column::new(name, routes, Cut { regions: cut.0, map: cut.1 })
-    });
-    let columns = columns.collect::<Result<Vec<_>>>()?;
+    let columns = evenly(&trace.routes, COLUMNS).map(Column::new).collect::<Result<Vec<_>>>()?;
 
     let heads: Vec<[String; 2]> = columns.iter().map(Column::head).collect();
     let images = shown.iter().map(|(_, image)| on_page(image)).collect::<Result<Vec<_>>>()?;
@@ -72,12 +60,13 @@ struct Column<'a> {
 }
 
 impl<'a> Column<'a> {
-    fn new(name: &'a str, routes: &Tensor, cut: Cut) -> Result<Self> {
+    fn new(Routes { name, indices, regions, map }: &'a Routes) -> Result<Self> {
+        let cut = Cut { regions: *regions, map: *map };
         let context = || format!("the routes of {name}");
-        let shape @ [_, regions, k] = routes.dims("picture of routes", "(N, P, k)").with_context(context)?;
-        let routes = routes.to_vec::<u32>().with_context(context)?;
+        let shape @ [_, regions, k] = indices.dims("picture of routes", "(N, P, k)").with_context(context)?;
+        let routes = indices.to_vec::<u32>().with_context(context)?;
         let expected = cut.regions.count();
-        ensure!(regions == expected, "{}: {regions} regions, the model has {expected}", context());
+        ensure!(regions == expected, "{}: {regions} regions, the map has {expected}", context());
         ensure!(k <= regions, "{}: {k} of {regions} regions", context());
         if let Some(beyond) = routes.iter().find(|&&region| region as usize >= regions) {
             bail!("{}: there is no region {beyond} among {regions}", context());
@@ -111,8 +100,8 @@ mod tests {
     use super::super::gallery::{GAP, HEAD, MARGIN, SIDE};
     use super::*;
     use image::{Rgb, RgbImage};
-    use model::PerStage;
-    use tensor::DType;
+    use ops::Regions;
+    use tensor::{DType, Tensor};
 
     fn square(side: usize, byte: u8) -> Result<data::Image> {
         Ok(data::Image::new(side, side, vec![byte; side * side * 3])?)
@@ -124,25 +113,25 @@ mod tests {
         Ok(Tensor::from_slice(&(0..images * regions * k).map(looked).collect::<Vec<_>>(), [images, regions, k])?)
     }
 
-    fn trace(routes: Vec<Tensor>) -> Trace {
+    /// The trace of attentions whose maps have so many regions along each side.
+    fn trace(attentions: impl IntoIterator<Item = (usize, Tensor)>) -> Trace {
         let mut trace = Trace::default();
-        trace.routes =
-            routes.into_iter().enumerate().map(|(index, routes)| (format!("stages.{index}.0.attn"), routes)).collect();
+        trace.routes = (0..)
+            .zip(attentions)
+            .map(|(index, (n_win, indices))| Routes {
+                name: format!("stages.{index}.0.attn"),
+                indices,
+                regions: Regions::new("test", [n_win; 2], [2; 2]).unwrap(),
+                map: [2 * n_win; 2],
+            })
+            .collect();
         trace
     }
 
-    /// A model whose stages have so many regions along each side.
-    fn model(n_win: &[usize]) -> ModelConfig {
-        let stages = n_win.len();
-        let (depth, embed_dim, topks) = (vec![1; stages], vec![32; stages], vec![1; stages]);
-        let n_win = PerStage::Each(n_win.to_vec());
-        ModelConfig { depth, embed_dim, topks, n_win, auto_pad: true, ..ModelConfig::default() }
-    }
-
-    fn drawn(shown: &[(usize, data::Image)], trace: &Trace, n_win: &[usize]) -> Result<RgbImage> {
+    fn drawn(shown: &[(usize, data::Image)], trace: &Trace) -> Result<RgbImage> {
         let folder = tempfile::tempdir()?;
         let path = folder.path().join("routing.png");
-        draw(shown, trace, &model(n_win), [224; 2], &path)?;
+        draw(shown, trace, &path)?;
         Ok(image::open(&path)?.into_rgb8())
     }
 
@@ -154,8 +143,8 @@ mod tests {
     fn there_is_a_row_an_image_and_a_column_an_attention() -> Result<()> {
         let shown = [(0, square(32, 90)?), (2, square(224, 90)?), (1, data::Image::new(300, 20, vec![90; 18000])?)];
         for attentions in 0..7 {
-            let all = (0..attentions).map(|_| routes(3, 16, 4)).collect::<Result<_>>()?;
-            let page = drawn(&shown, &trace(all), &[4; 7])?;
+            let all = (0..attentions).map(|_| Ok((4, routes(3, 16, 4)?))).collect::<Result<Vec<_>>>()?;
+            let page = drawn(&shown, &trace(all))?;
             assert_eq!(page.dimensions(), size(1 + attentions.min(4), 3));
             let margin = |x: u32| x < MARGIN - 2 || x >= page.width() - 20;
             assert!(page.enumerate_pixels().all(|(x, _, pixel)| !margin(x) || *pixel == Rgb([255; 3])), "cut off");
@@ -165,7 +154,7 @@ mod tests {
 
     #[test]
     fn routed_regions_are_tinted_and_others_dimmed() -> Result<()> {
-        let page = drawn(&[(1, square(32, 90)?)], &trace(vec![routes(2, 16, 3)?]), &[4])?;
+        let page = drawn(&[(1, square(32, 90)?)], &trace([(4, routes(2, 16, 3)?)]))?;
         let region = |region: u32| {
             let left = MARGIN + SIDE + GAP;
             page[(left + region % 4 * SIDE / 4 + SIDE / 8, HEAD + region / 4 * SIDE / 4 + SIDE / 8)]
@@ -186,8 +175,8 @@ mod tests {
 
     #[test]
     fn any_number_of_regions_will_do() -> Result<()> {
-        let all = trace(vec![routes(1, 1, 1)?, routes(1, 9, 9)?, routes(1, 49, 0)?, routes(1, 1024, 7)?]);
-        assert_eq!(drawn(&[(0, square(7, 90)?)], &all, &[1, 3, 7, 32])?.dimensions(), size(5, 1));
+        let all = [(1, routes(1, 1, 1)?), (3, routes(1, 9, 9)?), (7, routes(1, 49, 0)?), (32, routes(1, 1024, 7)?)];
+        assert_eq!(drawn(&[(0, square(7, 90)?)], &trace(all))?.dimensions(), size(5, 1));
         Ok(())
     }
 
@@ -195,7 +184,7 @@ mod tests {
     fn no_images_leave_no_file() -> Result<()> {
         let folder = tempfile::tempdir()?;
         let path = folder.path().join("routing.png");
-        draw(&[], &trace(vec![routes(1, 16, 4)?]), &model(&[4]), [224; 2], &path)?;
+        draw(&[], &trace([(4, routes(1, 16, 4)?)]), &path)?;
         assert!(!path.exists());
         Ok(())
     }
@@ -203,8 +192,8 @@ mod tests {
     #[test]
     fn routes_that_are_none_are_refused_by_name() -> Result<()> {
         let wrong = [
-            ("15 regions, the model has 16", routes(1, 15, 4)?),
-            ("0 regions, the model has 16", routes(1, 0, 1)?),
+            ("15 regions, the map has 16", routes(1, 15, 4)?),
+            ("0 regions, the map has 16", routes(1, 0, 1)?),
             ("17 of 16 regions", routes(1, 16, 17)?),
             ("(N, P, k)", routes(1, 16, 4)?.reshape([16, 4])?),
             ("u32", Tensor::zeros([1, 16, 4], DType::F32)),
@@ -212,7 +201,7 @@ mod tests {
             ("no image 0", routes(0, 16, 4)?),
         ];
         for (problem, routes) in wrong {
-            let error = drawn(&[(0, square(32, 90)?)], &trace(vec![routes]), &[4]).expect_err(problem);
+            let error = drawn(&[(0, square(32, 90)?)], &trace([(4, routes)])).expect_err(problem);
             let message = format!("{error:#}");
             assert!(message.contains("stages.0") && message.contains(problem), "{message}");
         }

@@ -10,8 +10,9 @@ impl Trainer {
     pub(super) fn explained(&self, error: Error) -> Result<Outcome> {
         let folder = self.folder.argument();
         if failed_gpu(&error) && self.folder.checkpoint().exists() {
+            let block = self.learner.config().recompute.advice(" --recompute block");
             let (less, other) = match lacks_memory(&error) {
-                true => (" --recompute block", ", or begin again with a smaller --batch-size and another --out"),
+                true => (block, ", or begin again with a smaller --batch-size and another --out"),
                 false => ("", ""),
             };
             // Progress since the last checkpoint was in the GPU's memory, and is lost.
@@ -85,12 +86,14 @@ mod tests {
             free: 1,
         };
         let broken = || tensor::Error::Gpu { device: "cuda".into(), message: "unspecified launch failure".into() };
-        let said = |error: fn() -> tensor::Error| -> [Error; 5] {
+        let said = |error: fn() -> tensor::Error| -> [Error; 6] {
             let engine = autograd::Error::from(error());
-            let errors: [Error; 5] = [
+            let errors: [Error; 6] = [
                 error().into(),
                 engine.clone().into(),
                 model::Error::from(engine.clone()).into(),
+                // From a block that the backward pass computes again.
+                autograd::Error::from(model::Error::from(engine.clone())).into(),
                 optim::Error::from(engine).into(),
                 optim::Error::from(error()).into(),
             ];
@@ -101,8 +104,8 @@ mod tests {
             (broken, false, true),
             (|| tensor::Error::Shared { op: "test" }, false, false),
         ] {
-            assert_eq!(said(error).map(|error| lacks_memory(&error)), [of_memory; 5]);
-            assert_eq!(said(error).map(|error| failed_gpu(&error)), [of_gpu; 5]);
+            assert_eq!(said(error).map(|error| lacks_memory(&error)), [of_memory; 6]);
+            assert_eq!(said(error).map(|error| failed_gpu(&error)), [of_gpu; 6]);
         }
     }
 }

@@ -12,7 +12,7 @@ use crate::pictures;
 use crate::printing::tell;
 use anyhow::{Context, Error, Result, anyhow, bail};
 use data::{Batch, Transform};
-use model::{ModelConfig, Trace, ensure_writable, write_safely};
+use model::{Trace, ensure_writable, write_safely};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -186,13 +186,12 @@ impl RunFolder {
     }
 
     /// Draws where the regions of a batch's images look, over what the model saw of them.
-    pub fn draw_routes(&self, batch: &Batch, trace: &Trace, model: &ModelConfig, transform: &Transform) -> Result<()> {
+    pub fn draw_routes(&self, batch: &Batch, trace: &Trace, transform: &Transform) -> Result<()> {
         self.ensure_own()?;
         let counted = batch.counted();
         let slots = (0..counted.len()).filter(|&slot| counted[slot]);
         let shown = slots.map(|slot| Ok((slot, transform.picture(batch.image(slot))?))).collect::<Result<Vec<_>>>()?;
-        let size = [transform.size(); 2];
-        pictures::routes::draw(&shown, trace, model, size, &self.path.join(ROUTING))
+        pictures::routes::draw(&shown, trace, &self.path.join(ROUTING))
     }
 }
 

@@ -131,8 +131,7 @@ impl Images {
         // Not more images at once than in training, or a test would take more memory.
         let at_once = config.at_once();
         let mut testing = LoaderConfig::eval(at_once, config.test_transform(statistics)?);
-        (training.parts, training.repeats) = (config.micro_batches, config.augmentation.repeats);
-        training.balance = config.augmentation.balance;
+        training.parts = config.micro_batches;
         training.mixing = Mixing::of(&config.augmentation, config.label_smoothing);
         training.max_bad_images = config.max_bad_images;
         testing.max_bad_images = config.max_bad_images;

@@ -334,7 +334,7 @@ impl Trainer {
             let shown = PICTURED.min(all);
             let batch = self.test.batch_of((0..shown).map(|image| image * all / shown).collect())?;
             let trace = self.learner.with_average(|model| step::trace(model, &batch))?;
-            self.folder.draw_routes(&batch, &trace, &self.learner.config().architecture, self.test.transform())
+            self.folder.draw_routes(&batch, &trace, self.test.transform())
         })
     }
 
@@ -347,6 +347,7 @@ impl Trainer {
 fn ensure_room(config: &RunConfig, train: &Loader, test: &Loader) -> Result<()> {
     // Only one of the loaders makes batches at a time.
     let images = train.most_bytes().max(test.most_bytes());
-    let choice = "a smaller batch_size, more micro_batches, or recompute = \"block\"";
-    memory::ensure_room_to_train(config, [config.image_size; 2], images, choice)
+    let block = config.recompute.advice(", or recompute = \"block\"");
+    let choice = format!("a smaller batch_size, or more micro_batches{block}");
+    memory::ensure_room_to_train(config, [config.image_size; 2], images, &choice)
 }

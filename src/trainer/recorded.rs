@@ -31,6 +31,11 @@ impl Learner {
     ) -> Result<Score> {
         let parts = self.config.parts(batch.labels.len());
         let stage = |learner: &mut Self| Staged::stage(&mut learner.staged, batch, parts, &learner.device);
+        let block = self.config.recompute.advice("--recompute block or ");
+        let with_way_out = |error: Error| match lacks_memory(&error) {
+            true => error.context(format!("{block}a smaller --batch-size needs less memory")),
+            false => error,
+        };
         stage(self).map_err(with_way_out)?;
         // Taken out, because a step changes the learner as well.
         let mut staged = self.staged.take().context("no batch is staged")?;
@@ -90,13 +95,5 @@ impl Learner {
             average.follow_statistics(&self.model)?;
         }
         Ok(results)
-    }
-}
-
-/// Says which options help, where the GPU has no room.
-fn with_way_out(error: Error) -> Error {
-    match lacks_memory(&error) {
-        true => error.context("--recompute block or a smaller --batch-size needs less memory"),
-        false => error,
     }
 }

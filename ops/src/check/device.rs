@@ -1,7 +1,7 @@
 //! An operation on a GPU against the same operation on the CPU in f64, and against itself.
 
 use super::gradient::upstream_of;
-use super::laws::Twice;
+use super::laws::{Twice, same_bits};
 use crate::case::{Case, array};
 use autograd::gradcheck::{backward, nan_max, relative_error, value};
 use autograd::{Error, Result};
@@ -46,34 +46,25 @@ pub fn parity(case: &Case, device: &Device, dtype: DType) -> Result<Parity> {
     let expected_gradients = backward(case, &exact, &upstream.cast(DType::F64)?)?;
     let doubled = backward(&Twice(case), &there, &upstream.to_device(device)?)?;
     let again = (value(case, &there)?, backward(case, &there, &upstream.to_device(device)?)?);
-    same_bits(&got, &again.0)?;
+    if !same_bits(&[Some(got.clone())], &[Some(again.0)]) || !same_bits(&gradients, &again.1) {
+        return Err(tensor::Error::argument("parity", "two runs on the same inputs differ in their bits").into());
+    }
 
     let mut found = Parity { value: error_of(&got, &expected), gradient: 0.0 };
-    for (input, (gradient, expected)) in gradients.iter().zip(&expected_gradients).enumerate() {
-        let (Some(gradient), Some(expected)) = (gradient, expected) else {
-            if gradient.is_some() != expected.is_some() {
+    for (input, expected) in expected_gradients.iter().enumerate() {
+        let (Some(gradient), Some(doubled), Some(expected)) = (&gradients[input], &doubled[input], expected) else {
+            if [&gradients[input], &doubled[input]].map(Option::is_some) != [expected.is_some(); 2] {
                 return Err(Error::MissingGradient { op: "parity", input });
             }
             continue;
         };
-        found.gradient = nan_max(found.gradient, error_of(gradient, expected));
-        if let (Some(doubled), Some(again)) = (&doubled[input], &again.1[input]) {
-            same_bits(gradient, again)?;
-            let twice: Vec<f64> = array(expected).data.iter().map(|x| 2.0 * x).collect();
-            found.gradient = nan_max(found.gradient, relative_error(&array(doubled).data, &twice));
-        }
+        let twice: Vec<f64> = array(expected).data.iter().map(|x| 2.0 * x).collect();
+        let error = nan_max(error_of(gradient, expected), relative_error(&array(doubled).data, &twice));
+        found.gradient = nan_max(found.gradient, error);
     }
     Ok(found)
 }
 
 fn error_of(got: &Tensor, expected: &Tensor) -> f64 {
     relative_error(&array(got).data, &array(expected).data)
-}
-
-fn same_bits(a: &Tensor, b: &Tensor) -> Result<()> {
-    let (a, b) = (array(a).data, array(b).data);
-    if a.iter().zip(&b).all(|(a, b)| a.to_bits() == b.to_bits()) {
-        return Ok(());
-    }
-    Err(tensor::Error::argument("parity", "two runs on the same inputs differ in their bits").into())
 }

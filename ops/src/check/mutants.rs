@@ -7,6 +7,7 @@
 
 use super::Report;
 use super::gradient::Oracle;
+use super::laws::same_bits;
 use crate::case::Case;
 use autograd::Result;
 use tensor::{DType, Tensor};
@@ -167,11 +168,6 @@ fn run(mutant: Mutant, case: &Case, oracle: &Oracle) -> Result<Outcome> {
         return Ok(Outcome::Unchanged);
     }
     Ok(if oracle.accepts(case, &gradients)? { Outcome::Survived } else { Outcome::Caught })
-}
-
-fn same_bits(a: &[Option<Tensor>], b: &[Option<Tensor>]) -> bool {
-    let bits = |of: &Tensor| crate::case::array(of).data.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
-    a.iter().map(|a| a.as_ref().map(bits)).eq(b.iter().map(|b| b.as_ref().map(bits)))
 }
 
 /// Whether exchanging two tensors is possible and has an effect: same shape and type, but different elements.

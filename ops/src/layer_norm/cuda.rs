@@ -2,7 +2,7 @@
 
 use autograd::Slot;
 use tensor::cuda::elements::add_pieces;
-use tensor::cuda::{Launch, Module, Out, pieces};
+use tensor::cuda::{Launch, MULTIPROCESSORS, Module, Out, pieces};
 use tensor::{DType, Result, Tensor};
 
 pub static KERNELS: Module = Module {
@@ -24,10 +24,6 @@ pub static KERNELS: Module = Module {
 const THREADS: usize = 256;
 const MAX_PACKS: usize = 4;
 const AHEAD: usize = 4;
-
-/// The number of multiprocessors to keep busy: that of an H200. A constant, because the order of summation depends on
-/// it.
-const MULTIPROCESSORS: usize = 132;
 
 /// How x (R, C) is divided among blocks and lanes.
 struct Rows {

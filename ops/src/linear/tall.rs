@@ -1,6 +1,6 @@
 //! Gradients of weights and biases from maps with many more rows than columns: see `tall.cuh`.
 
-use tensor::cuda::{Launch, Out};
+use tensor::cuda::{Launch, MULTIPROCESSORS, Out};
 use tensor::{DType, Result, Tensor};
 
 /// The header of kernels for such products.
@@ -12,9 +12,8 @@ const STAGES: usize = 4;
 const WARP: [usize; 2] = [64, 32];
 /// The most warps for which a multiprocessor has registers, and so the largest tile of a weight that a block has.
 const WARPS: usize = 16;
-/// An H200's multiprocessors, the shared memory of each, and what a block takes of it besides its own. Constants,
-/// because the order of summation depends on them.
-const MULTIPROCESSORS: usize = 132;
+/// The shared memory of an H200's multiprocessor, and what a block takes of it besides its own. Constants, because the
+/// order of summation depends on them.
 const SHARED_MEMORY: usize = 228 << 10;
 const RESERVED: usize = 1 << 10;
 /// The fewest rows that are worth a block: a few times the stages.

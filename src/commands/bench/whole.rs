@@ -143,8 +143,9 @@ fn time(arguments: &Arguments, size: ImageSize, profile: Option<&Arc<Profile>>) 
     let images = image_bytes(&config, size.0);
     match arguments.mode {
         Workload::Train => {
-            let choice = "a smaller --batch-size, or --image-size, or --recompute block";
-            ensure_room_to_train(&config, size.0, images, choice)?;
+            let block = config.recompute.advice(", or --recompute block");
+            let choice = format!("a smaller --batch-size, or --image-size{block}");
+            ensure_room_to_train(&config, size.0, images, &choice)?;
         }
         Workload::Infer => {
             ensure_room_to_infer(&config, size.0, images, DType::F32, "a smaller --batch-size, or --image-size")?;

@@ -50,7 +50,7 @@ pub use pool::GpuStats;
 pub use prefetch::Prefetch;
 pub use recording::{Recording, Repeated};
 pub use rows::Tiles;
-pub use sums::{partial_sums, pieces};
+pub use sums::{MULTIPROCESSORS, partial_sums, pieces};
 
 use crate::rng::Philox;
 use crate::{Error, Result, lock};

@@ -2,6 +2,10 @@
 
 use crate::{DType, Device, Error, Result, Tensor};
 
+/// How many multiprocessors are to be kept busy where the order of a summation depends on it: an H200's. It is constant,
+/// so that results do not depend on the GPU.
+pub const MULTIPROCESSORS: usize = 132;
+
 /// Counters of tickets that the kernels of a module have, as in `sums.cuh`.
 const COUNTERS: usize = 2048;
 

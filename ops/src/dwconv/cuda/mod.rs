@@ -26,7 +26,7 @@ pub static KERNELS: Module = Module {
 /// The maximum number of warps of a block; as in the kernels.
 const WARPS: usize = 7;
 
-/// The maximum number of blocks among which the bands are shared out: two per multiprocessor of an H200, whose
+/// The maximum number of blocks among which the bands are shared out: two per [multiprocessor](tensor::cuda::MULTIPROCESSORS), whose
 /// registers have no room for more with a 5x5 kernel, rounded down so that bands, often a power of two, are shared out
 /// evenly. A constant, because the order of summation depends on it.
 const BLOCKS: usize = 256;

@@ -3,7 +3,7 @@
 use super::super::geometry::Geometry;
 use super::KERNELS;
 use std::sync::Arc;
-use tensor::cuda::{Gpu, Launch, Out, partial_sums};
+use tensor::cuda::{Gpu, Launch, MULTIPROCESSORS, Out, partial_sums};
 use tensor::{DType, Device, Result, Tensor};
 
 /// As in the kernels: columns of a tile, at most; its channels; rows in a group, and groups in shared memory; elements
@@ -14,9 +14,8 @@ const GROUP: usize = 4;
 const RING: usize = 4;
 const PITCH: usize = CHANNELS + 8;
 
-/// The maximum number of blocks: as many as an H200 runs at once. A constant, because the order in which the gradient of a
-/// weight is summed depends on it.
-const BLOCKS: usize = 528;
+/// The maximum number of blocks: as many as run at once.
+const BLOCKS: usize = 4 * MULTIPROCESSORS;
 
 /// The address of a map, and its stride.
 type At = (u64, usize);
