@@ -2,7 +2,7 @@
 
 mod common;
 
-use biformer::data::load_image;
+use biformer::data::{imagenet_classes, load_image};
 use biformer::paths::quoted;
 use biformer::trainer::checkpoint::Checkpoint;
 use common::program::{biformer, copy_folder, fresh, text};
@@ -193,6 +193,54 @@ fn other_images_may_be_of_some_of_the_classes() {
     // And of no others.
     biformer(&["eval", "--checkpoint", text(run), "--data", text(&some), "--split", "all"])
         .refused(&["some: the 2 classes dusk, night are none of the 2", "dark, light"]);
+}
+
+/// A state_dict does not say what its classes are. Of a thousand they are ImageNet's, which may go by their folders' names;
+/// others go by the order of theirs.
+#[test]
+fn classes_without_names_are_imagenets_or_the_datas() {
+    let folder = fresh("eval-imagenet");
+    let file = folder.join("w.safetensors");
+    samples::of_a_thousand(281).write(&file).unwrap();
+    let eval = |data: &Path, more: &[&str]| {
+        let all =
+            ["eval", "--model", "nano", "--checkpoint", text(&file), "--data", text(data), "--split", "all", "--set"];
+        biformer(&[&all[..], &samples::SMALL, more].concat())
+    };
+    let images = |data: &str, classes: &[String]| {
+        let data = folder.join(data);
+        for class in classes {
+            fs::create_dir_all(data.join(class)).unwrap();
+            samples::picture(&data.join(class).join("a.png"), 8, 8, [90; 3]);
+        }
+        data
+    };
+    let as_said = |report: &str| {
+        let json = json(report);
+        let classes = json["classes"].as_array().unwrap().iter().filter(|class| class["images"] != 0);
+        classes.map(|class| (class["name"].as_str().unwrap().to_owned(), class["top1"].as_f64().unwrap())).collect()
+    };
+    let found = |data: &Path| -> Vec<(String, f64)> { as_said(&eval(data, &["--json"]).ok().out) };
+    let two = [("tench".to_owned(), 0.0), ("tabby".to_owned(), 1.0)];
+    for classes in [["n01440764", "n02123045"], ["tench", "tabby"]] {
+        assert_eq!(found(&images(classes[0], &classes.map(str::to_owned))), two);
+    }
+    let table = eval(&folder.join("tench"), &[]).ok().out;
+    assert!(table.contains("There are no images of 998 other classes that the model knows."), "{table}");
+    // All of them, which stand in another order.
+    let all = found(&images("all", &imagenet_classes()));
+    assert_eq!(all.iter().filter(|class| class.1 == 1.0).collect::<Vec<_>>(), [&("tabby".to_owned(), 1.0)]);
+
+    let mine: Vec<String> = (1000..2000).map(|number| format!("mine {number}")).collect();
+    let said = eval(&images("mine", &mine), &["--json"]).ok();
+    assert_eq!(as_said(&said.out)[281], ("mine 1281".to_owned(), 1.0));
+    assert!(said.err.contains("taken to be those of the data, in the order of their names"), "{}", said.err);
+    let some = images("some", &mine[280..282]);
+    eval(&some, &[]).refused(&["mine 1280, mine 1281 are none of the 1000", "--classes names others"]);
+    let names = folder.join("names.txt");
+    fs::write(&names, mine.join("\n")).unwrap();
+    let said = eval(&some, &["--json", "--classes", text(&names)]).ok();
+    assert_eq!(as_said(&said.out), [("mine 1280".to_owned(), 0.0), ("mine 1281".to_owned(), 1.0)]);
 }
 
 #[test]

@@ -155,15 +155,9 @@ fn a_thousand_classes_without_names_are_imagenets() {
     let folder = fresh("predict-imagenet");
     let (picture, file) = (folder.join("a.png"), folder.join("w.safetensors"));
     samples::picture(&picture, 40, 40, [9, 100, 50]);
-    let set = ["--set", "depth=1,1,1", "embed_dim=24,48,96"];
-    let config = biformer::model::preset("nano").unwrap().config().with_overrides(set[1..].iter().copied()).unwrap();
-    let config = biformer::model::ModelConfig { num_classes: 1000, ..config };
-    let model = biformer::model::BiFormer::new(&config, 0, biformer::tensor::DType::F32).unwrap();
-    let mut weights = model.state_dict().unwrap();
-    let bias: Vec<f32> = (0..1000).map(|class| if class == 281 { 9.0 } else { 0.0 }).collect();
-    weights.tensors.insert("head.bias".into(), biformer::tensor::Tensor::from_slice(&bias, [1000]).unwrap());
-    weights.write(&file).unwrap();
-    let asked = [&["predict", "--model", "nano", "--checkpoint", text(&file), text(&picture)][..], &set].concat();
+    samples::of_a_thousand(281).write(&file).unwrap();
+    let asked = ["predict", "--model", "nano", "--checkpoint", text(&file), text(&picture), "--set"];
+    let asked = [&asked[..], &samples::SMALL].concat();
     let said = biformer(&asked).ok();
     assert!(said.out.lines().nth(1).unwrap().ends_with("  tabby"), "{}", said.out);
     assert!(said.err.contains("taken to be ImageNet's (--classes names others)"), "{}", said.err);

@@ -4,7 +4,7 @@ mod common;
 
 use biformer::config::{Changes, RunConfig};
 use biformer::data::Statistics;
-use biformer::model::{BiFormer, TensorFile};
+use biformer::model::{BiFormer, ModelConfig, TensorFile, preset};
 use biformer::tensor::{DType, Tensor};
 use biformer::trainer::Trainer;
 use biformer::trainer::checkpoint::Checkpoint;
@@ -284,6 +284,15 @@ fn a_head_is_taken_over_for_its_own_classes_alone() {
     // Those of a state_dict have no names.
     weights.write(&file).unwrap();
     assert_eq!(tuned(&["cats", "dogs"], &[Some(0), Some(1)]), "");
+    // Unless they are a thousand: then some may be ImageNet's, by the names of their folders.
+    samples::of_a_thousand(0).write(&file).unwrap();
+    let stored = Stored::read(&file).unwrap();
+    let classes = |names: [&str; 2]| names.map(str::to_owned);
+    let small = preset("nano").unwrap().config().with_overrides(samples::SMALL).unwrap();
+    let small = RunConfig { architecture: ModelConfig { num_classes: 2, ..small }, ..config.clone() };
+    let learner = Learner::from_weights(&small, stored, &classes(["mine", "n01440764"])).unwrap();
+    assert!(learner.head_note.as_ref().unwrap().ends_with("this model has 1 of its 2 classes from there"));
+    assert_eq!(learner.model().state_dict().unwrap().tensors["head.bias"].to_vec::<f32>().unwrap()[1], 9.0);
     let mut backbone = weights.clone();
     backbone.tensors.retain(|name, _| !name.starts_with("head."));
     backbone.write(&file).unwrap();

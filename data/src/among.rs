@@ -1,21 +1,33 @@
 //! Images of some of a model's classes.
 
+use crate::imagenet::class_of_folder;
 use crate::{Dataset, Error, Result, Sample, Statistics};
 use std::path::Path;
 use std::sync::Arc;
 
-/// A data set with its labels renumbered as indices into `classes`, which must contain all of the data set's class
-/// names, in any order, and may contain more.
+/// The place of a class among others, by its name: the same name or, if that is a folder's of ImageNet (`n01440764`),
+/// the name of the class (`tench`).
+pub fn class_among(name: &str, classes: &[String]) -> Option<usize> {
+    let place = |name: &str| classes.iter().position(|class| class == name);
+    place(name).or_else(|| place(class_of_folder(name)?))
+}
+
+/// A data set with its labels renumbered as indices into `classes`, among which all of the data set's classes must be,
+/// in any order ([`class_among`]).
 pub fn among(dataset: Arc<dyn Dataset>, classes: &[String]) -> Result<Arc<dyn Dataset>> {
     if dataset.classes() == classes {
         return Ok(dataset);
     }
-    let unknown: Vec<String> = dataset.classes().iter().filter(|name| !classes.contains(name)).cloned().collect();
+    let (mut places, mut unknown) = (vec![], vec![]);
+    for name in dataset.classes() {
+        match class_among(name, classes) {
+            Some(place) => places.push(place as u32),
+            None => unknown.push(name.clone()),
+        }
+    }
     if !unknown.is_empty() {
         return Err(Error::UnknownClasses { names: unknown, classes: classes.to_vec() });
     }
-    let place = |name: &String| classes.iter().position(|class| class == name).map(|place| place as u32);
-    let places: Vec<u32> = dataset.classes().iter().filter_map(place).collect();
     let among = |label: &u32| places.get(*label as usize).copied();
     let labels = dataset.labels().and_then(|labels| labels.iter().map(among).collect());
     Ok(Arc::new(Among { dataset, classes: classes.to_vec(), places, labels }))

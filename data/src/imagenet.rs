@@ -1,17 +1,38 @@
 //! What is known of ImageNet without its images.
 
-/// The names of the 1,000 classes, in the order of the published models' scores ([their origin](../assets/imagenet/ORIGIN.md)).
+/// The 1,000 classes ([their origin](../assets/imagenet/ORIGIN.md)), in the order of the published models' scores: for
+/// each the name of the folder that has its images (its ID in WordNet, `n01440764`), and its own.
+fn classes() -> impl Iterator<Item = (&'static str, &'static str)> {
+    include_str!("../assets/imagenet/classes.txt").lines().filter_map(|line| line.split_once(' '))
+}
+
+/// The names of the 1,000 classes, in the order of the published models' scores.
 pub fn imagenet_classes() -> Vec<String> {
-    include_str!("../assets/imagenet/classes.txt").lines().map(str::to_owned).collect()
+    classes().map(|(_, name)| name.to_owned()).collect()
+}
+
+/// The name of the class whose images ImageNet has in a folder of this name.
+pub(crate) fn class_of_folder(folder: &str) -> Option<&'static str> {
+    classes().find_map(|(its, name)| (its == folder).then_some(name))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     #[test]
     fn there_are_a_thousand_names_and_each_is_another() {
         let names = super::imagenet_classes();
-        let distinct: std::collections::BTreeSet<&String> = names.iter().collect();
+        let distinct: BTreeSet<&String> = names.iter().collect();
         assert_eq!([names.len(), distinct.len()], [1000, 1000]);
         assert_eq!([&names[0], &names[281], &names[999]], ["tench", "tabby", "toilet tissue"]);
+    }
+
+    #[test]
+    fn folders_are_in_the_order_of_their_names() {
+        let folders: Vec<&str> = super::classes().map(|(folder, _)| folder).collect();
+        assert!(folders.is_sorted() && folders.iter().all(|folder| folder.len() == 9 && folder.starts_with('n')));
+        assert_eq!(super::class_of_folder("n02123045"), Some("tabby"));
+        assert_eq!(super::class_of_folder("tabby"), None);
     }
 }

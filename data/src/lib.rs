@@ -56,7 +56,7 @@ mod room;
 mod shrink;
 mod transform;
 
-pub use among::among;
+pub use among::{among, class_among};
 pub use augmentation::{Augmentation, Crop, EraseFill, Fill};
 pub use batch::{Batch, Skipped};
 pub use dataset::{Dataset, Sample, Split, Statistics, open, undivided};

@@ -20,7 +20,7 @@ use tensor::{DType, Device, Tensor};
 pub struct Arguments {
     #[arg(long, value_name = "NAME", help = model_help())]
     model: Option<String>,
-    /// Changes a field of the model, for instance --set n_win=8 topks=1,4,16,-2 auto_pad=true.
+    /// Changes a field of the model, for instance --set depth=2,2,2 auto_pad=true.
     #[arg(long, value_name = "KEY=VALUE", num_args = 1.., value_parser = assignment)]
     set: Vec<String>,
     /// Weights: a run folder, the checkpoint in it, or a safetensors or .pth file under the published code's state_dict

@@ -105,7 +105,7 @@ fn with_tip(mut error: clap::Error, arguments: &[OsString]) -> clap::Error {
             file.map(|file| format!("a file of this name is {}", quoted(&format!("./{}", file.display()))))
         }
         (ErrorKind::UnknownArgument, Some(word), _) => {
-            meant_by_a_word(arguments).map(|option| format!("perhaps it is meant as: {option} {}", quoted(word)))
+            meant_by_a_word(word, arguments).map(|option| format!("perhaps it is meant as: {option}"))
         }
         (ErrorKind::ArgumentConflict, _, Some(command)) => {
             Some(format!("options come after the command: biformer {command} --.."))
@@ -119,14 +119,16 @@ fn with_tip(mut error: clap::Error, arguments: &[OsString]) -> clap::Error {
 }
 
 /// The option that a stray word may have been meant for.
-fn meant_by_a_word(arguments: &[OsString]) -> Option<&'static str> {
+fn meant_by_a_word(word: &str, arguments: &[OsString]) -> Option<String> {
     let resumes = arguments.iter().any(|argument| argument == "--resume");
-    match arguments.get(1)?.to_str()? {
-        "train" if resumes => Some("--resume --out"),
-        "train" | "check" | "shrink" => Some("--data"),
-        "eval" | "export" | "info" => Some("--checkpoint"),
-        _ => None,
-    }
+    let option = match arguments.get(1)?.to_str()? {
+        "train" if resumes && word == "auto" => return Some("--resume=auto".into()),
+        "train" if resumes => "--resume --out",
+        "train" | "check" | "shrink" => "--data",
+        "eval" | "export" | "info" => "--checkpoint",
+        _ => return None,
+    };
+    Some(format!("{option} {}", quoted(word)))
 }
 
 /// Gives an option for any number of these types a parser whose errors say in plain words which numbers it takes: clap's

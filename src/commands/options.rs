@@ -2,11 +2,12 @@
 
 use super::set::{Assignments, assignment, changed, fields, run_field};
 use crate::config::{Changes, DEFAULT_MODEL, merge};
+use crate::paths::read_text;
 use crate::printing::tell;
 use crate::threads::{MAX_THREADS, pool};
 use crate::trainer::stored::Stored;
 use crate::trainer::trained::TrainedModel;
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use clap::Args;
 use data::{extensions, pictures_below};
 use model::{ModelConfig, PRESETS, preset, recognised};
@@ -47,7 +48,7 @@ pub fn ensure_count(option: &str, count: usize) -> Result<()> {
 pub struct ModelChoice {
     #[arg(long, value_name = "NAME", default_value = DEFAULT_MODEL, help = format!("The model: {}", model_names()))]
     pub model: String,
-    /// Changes a field of the model, for instance --set n_win=8 topks=1,4,16,-2 auto_pad=true.
+    /// Changes a field of the model, for instance --set depth=2,2,2 auto_pad=true.
     #[arg(long, value_name = "KEY=VALUE", num_args = 1.., value_parser = assignment)]
     pub set: Vec<String>,
 }
@@ -183,5 +184,23 @@ impl Trained {
                 ),
             },
         }
+    }
+}
+
+/// The names of `count` classes, read from the file that --classes names.
+pub(super) fn class_names(file: &Path, count: usize) -> Result<Vec<String>> {
+    read_names(file, count).with_context(|| format!("--classes {}", file.display()))
+}
+
+fn read_names(file: &Path, count: usize) -> Result<Vec<String>> {
+    let text = read_text(file, "a name in each line")?;
+    let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
+    let names: Vec<String> = text.trim_end().lines().map(|line| line.trim().to_owned()).collect();
+    if names.len() != count {
+        bail!("{} lines for {count} classes; expected a name in each line", names.len());
+    }
+    match names.iter().position(String::is_empty) {
+        Some(empty) => bail!("line {} is empty; expected a name in each line", empty + 1),
+        None => Ok(names),
     }
 }

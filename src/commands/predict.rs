@@ -1,15 +1,14 @@
 //! `biformer predict`.
 
 use super::Status;
-use super::options::{Threads, Trained, pictures_in, whole};
+use super::options::{Threads, Trained, class_names, pictures_in, whole};
 use super::output::{Kind, ensure_output};
 use crate::device::Compute;
 use crate::memory::{ensure_room_to_infer, image_bytes};
-use crate::paths::read_text;
 use crate::pictures::{ROWS, attention};
 use crate::printing::{is_closed_pipe, print, print_error, print_lines, printable, tell, unless_closed};
 use crate::trainer::trained::{TrainedModel, note_unsaid};
-use anyhow::{Context, Error, Result, bail};
+use anyhow::{Error, Result, bail};
 use autograd::Tape;
 use clap::Args;
 use data::{Transform, load_image};
@@ -148,7 +147,7 @@ fn open(arguments: &Arguments) -> Result<Opened> {
     }
     let TrainedModel { mut model, mut config, mut data, named } = arguments.trained.load()?;
     if let Some(file) = &arguments.classes {
-        data.classes = names(file, data.classes.len()).with_context(|| format!("--classes {}", file.display()))?;
+        data.classes = class_names(file, data.classes.len())?;
     } else if !named && data.classes.len() == 1000 {
         tell!(
             io::stderr(),
@@ -285,20 +284,6 @@ fn point(text: &str) -> Result<[f64; 2], String> {
     let part = |part: &str| part.trim().parse().ok().filter(|part| (0.0..=1.0).contains(part));
     let parts = text.split_once(',').and_then(|(x, y)| Some([part(x)?, part(y)?]));
     parts.ok_or_else(|| "expected two numbers from 0 to 1, such as 0.25,0.5".to_owned())
-}
-
-/// The names of `count` classes, read from a file.
-fn names(file: &Path, count: usize) -> Result<Vec<String>> {
-    let text = read_text(file, "a name in each line")?;
-    let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
-    let names: Vec<String> = text.trim_end().lines().map(|line| line.trim().to_owned()).collect();
-    if names.len() != count {
-        bail!("{} lines for {count} classes; expected a name in each line", names.len());
-    }
-    match names.iter().position(String::is_empty) {
-        Some(empty) => bail!("line {} is empty; expected a name in each line", empty + 1),
-        None => Ok(names),
-    }
 }
 
 /// The pictures that are named, and those below the folders that are named; and the folders that have none or cannot be

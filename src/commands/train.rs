@@ -5,6 +5,7 @@ use super::options::whole;
 use super::set::{Assignments, assignment, fields, run_field};
 use crate::config::{Changes, DEFAULT_MODEL, Recompute, RunConfig, merge};
 use crate::device::{DeviceName, Precision};
+use crate::memory::when_it_runs_out;
 use crate::printing::{capitalized, plural, print_lines, tell, unless_closed};
 use crate::signals;
 use crate::trainer::folder::holds_run;
@@ -195,13 +196,13 @@ fn train(trainer: &mut Trainer, stop: &AtomicBool, goes_on: bool) -> Result<Stat
             let seconds = started.elapsed().as_secs();
             // Drawn before anything is printed, since printing fails on a closed pipe; an error of drawing is returned
             // after the accuracy has been printed.
+            let undrawn = format!(
+                "the run is done and saved; biformer train --resume --out {argument} draws its pictures, which failed"
+            );
+            when_it_runs_out(undrawn.clone());
             let drawn = trainer.draw();
             unless_closed(print_accuracy(trainer, seconds, goes_on))?;
-            drawn.with_context(|| {
-                format!(
-                    "the run is done and saved; biformer train --resume --out {argument} draws its pictures, which failed"
-                )
-            })?;
+            drawn.context(undrawn)?;
             unless_closed(print_what_is_there(trainer))?;
             Ok(ended(stop))
         }

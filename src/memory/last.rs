@@ -2,7 +2,23 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::io::{self, Write};
+use std::sync::OnceLock;
 use tensor::memory::is_refusable;
+
+/// What is to be said, unless more is known.
+const NEED_LESS: &str = "smaller batches, images or models, or in training recompute = \"block\", need less";
+
+static KNOWN: OnceLock<String> = OnceLock::new();
+
+/// Sets what is to be said if memory runs out from now on: that what was done is saved, say. It can be set once.
+pub fn when_it_runs_out(words: String) {
+    let _ = KNOWN.set(words);
+}
+
+/// What is to be said where memory has run out.
+pub(super) fn advice() -> &'static str {
+    KNOWN.get().map_or(NEED_LESS, String::as_str)
+}
 
 /// The program's global allocator: the system allocator, except that if it refuses a request, the program ends with an
 /// error message and exit status 2. Otherwise it would abort, since most code that asks for memory does not handle a
@@ -43,12 +59,8 @@ fn or_end(place: *mut u8, size: usize) -> *mut u8 {
 #[cold]
 fn end(size: usize) -> ! {
     // This takes no memory.
-    let _ = writeln!(
-        io::stderr(),
-        "error: {}: the system refused {size} bytes more; {}",
-        tensor::OUT_OF_MEMORY,
-        super::NEED_LESS
-    );
+    let _ =
+        writeln!(io::stderr(), "error: {}: the system refused {size} bytes more; {}", tensor::OUT_OF_MEMORY, advice());
     exit()
 }
 

@@ -7,6 +7,7 @@ use crate::config::RunConfig;
 use crate::device::DeviceName;
 use anyhow::{Result, bail};
 use forecast::Sample;
+use last::advice;
 use model::cost::gathered_bytes;
 use std::any::Any;
 use std::panic::{self, AssertUnwindSafe};
@@ -14,10 +15,7 @@ use tensor::memory::free_bytes;
 use tensor::{DType, OUT_OF_MEMORY};
 
 pub use forecast::{Size, activations, image_bytes, inference, training};
-pub use last::OrEnd;
-
-/// What is to be said where memory has run out.
-const NEED_LESS: &str = "smaller batches, images or models, or in training recompute = \"block\", need less";
+pub use last::{OrEnd, when_it_runs_out};
 
 /// Refuses training that would not fit into the machine's memory, if the system reports how much is free. `choice`,
 /// supplied by the command, is the alternative that the error recommends. `images` is the number of bytes that images
@@ -31,9 +29,12 @@ pub fn ensure_room_to_train(config: &RunConfig, size: Size, images: u64, choice:
     };
     let at_once = config.at_once();
     if Sample::to_train(config, size)?.contains(at_once) {
-        return Ok(());
+        // To measure it would take as much memory as to do it, so only what is known beforehand must fit.
+        let kept = activations(config, size)? as u64 * at_once as u64;
+        let known = [images, gathered, kept].into_iter().fold(0, u64::saturating_add);
+        return room_beside(config, 4 * DType::F32.size(), known, words).map(|_| ());
     }
-    ensure_fit(words, training(config, size)? + images.saturating_sub(image_bytes(config, size)), free)
+    ensure_fit(words, "about", training(config, size)? + images.saturating_sub(image_bytes(config, size)), free)
 }
 
 /// The same for [`inference`].
@@ -47,7 +48,7 @@ pub fn ensure_room_to_infer(config: &RunConfig, size: Size, images: u64, dtype: 
     if Sample::to_infer(config, size)?.0.contains(config.batch_size) {
         return Ok(());
     }
-    ensure_fit(words, inference(config, size, dtype)? + images.saturating_sub(image_bytes(config, size)), free)
+    ensure_fit(words, "about", inference(config, size, dtype)? + images.saturating_sub(image_bytes(config, size)), free)
 }
 
 /// Refuses to forecast the memory of a model that is too large to be measured on images of this size.
@@ -66,16 +67,21 @@ fn room_beside(config: &RunConfig, weight: usize, bytes: u64, words: [&str; 2]) 
         return Ok(None);
     }
     let Some(free) = free_bytes() else { return Ok(None) };
-    ensure_fit(words, bytes.saturating_add((weight as f64 * config.architecture.rough_size()) as u64), free)?;
+    ensure_fit(
+        words,
+        "at least",
+        bytes.saturating_add((weight as f64 * config.architecture.rough_size()) as u64),
+        free,
+    )?;
     Ok(Some(free))
 }
 
-fn ensure_fit([work, choice]: [&str; 2], needed: u64, free: u64) -> Result<()> {
+fn ensure_fit([work, choice]: [&str; 2], how: &str, needed: u64, free: u64) -> Result<()> {
     if needed <= free {
         return Ok(());
     }
     let [needed, free] = [needed, free].map(amount);
-    bail!("this {work} takes about {needed} of memory and {free} are free: choose {choice}")
+    bail!("this {work} takes {how} {needed} of memory and {free} are free: choose {choice}")
 }
 
 /// A number of bytes as text, in MB or GB.
@@ -101,7 +107,7 @@ pub fn or_out_of_memory<R>(work: impl FnOnce() -> Result<R>) -> Result<R> {
         Ok(done) => done,
         Err(panic) if lack(panic.as_ref()) => {
             let said = panic.downcast_ref::<String>().map_or(OUT_OF_MEMORY, String::as_str);
-            bail!("{said}; {NEED_LESS}")
+            bail!("{said}; {}", advice())
         }
         Err(panic) => panic::resume_unwind(panic),
     }
@@ -118,11 +124,12 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_is_refused_with_the_ways_out() {
-        assert!(ensure_fit(["training", "less"], 1_000_000, 1_000_000).is_ok());
-        let error = ensure_fit(["training", "a smaller batch_size"], 3_260_000_000, 2_000_000_000).unwrap_err();
+        assert!(ensure_fit(["training", "less"], "about", 1_000_000, 1_000_000).is_ok());
+        let error =
+            ensure_fit(["training", "a smaller batch_size"], "about", 3_260_000_000, 2_000_000_000).unwrap_err();
         let said = "this training takes about 3.3 GB of memory and 2.0 GB are free: choose a smaller batch_size";
         assert_eq!(error.to_string(), said);
-        let error = ensure_fit(["forecast", "less"], 98_700_000, 0).unwrap_err().to_string();
-        assert_eq!(error, "this forecast takes about 98 MB of memory and 0 MB are free: choose less");
+        let error = ensure_fit(["forecast", "less"], "at least", 98_700_000, 0).unwrap_err().to_string();
+        assert_eq!(error, "this forecast takes at least 98 MB of memory and 0 MB are free: choose less");
     }
 }

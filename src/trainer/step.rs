@@ -11,7 +11,7 @@ use crate::config::RunConfig;
 use crate::staging::{Numbered, Staged, tensors};
 use anyhow::{Context, Error, Result, anyhow, bail};
 use autograd::{Gradients, Profile, Tape, Var};
-use data::Batch;
+use data::{Batch, class_among};
 use model::{BiFormer, Mode, Trace};
 use optim::{AdamW, AdamWState, clip_factor, gradient_norm};
 use std::sync::Arc;
@@ -49,8 +49,8 @@ impl Learner {
         let mut model = BiFormer::new(&config.architecture, config.seed, DType::F32)?;
         let path = &config.weights;
         let unfit_head = weights.unfit_head(path, classes);
-        let of_run = weights.described().map(|(theirs, data)| (theirs.model.clone(), data.classes.clone()));
-        let (their_model, theirs) = of_run.unzip();
+        let their_model = weights.described().map(|(theirs, _)| theirs.model.clone());
+        let theirs = weights.class_names().unwrap_or_default();
         let weights = weights.into_weights()?;
         let loaded = match &unfit_head {
             None => model.load(&weights, path),
@@ -63,10 +63,8 @@ impl Learner {
             Some(_) => Error::from(error).context("a run has the model of its weights where no other is asked for"),
             None => error.into(),
         })?;
-        let theirs = theirs.unwrap_or_default();
         let Some(reason) = unfit_head else { return Self::around(model, config) };
-        let from: Vec<Option<usize>> =
-            classes.iter().map(|class| theirs.iter().position(|their| their == class)).collect();
+        let from: Vec<Option<usize>> = classes.iter().map(|class| class_among(class, &theirs)).collect();
         model.load_classes(&weights, &from)?;
         let (known, all) = (from.iter().flatten().count(), classes.len());
         let head_note = match known {

@@ -9,6 +9,7 @@ use crate::config::RunConfig;
 use crate::paths::{ensure_expanded, quoted};
 use crate::printing::tell;
 use anyhow::{Context, Result, bail};
+use data::class_among;
 use model::TensorFile;
 use std::io;
 use std::path::Path;
@@ -106,19 +107,36 @@ impl Stored {
         serde_json::from_str(described.file.metadata.get("progress")?).ok()
     }
 
+    /// The names of the classes that the weights' head is for, as far as they are known: a head for 1,000 classes that
+    /// says nothing of them is taken to be for ImageNet's.
+    pub fn class_names(&self) -> Option<Vec<String>> {
+        match self {
+            Self::Described(described) => Some(described.data.classes.clone()),
+            Self::Alone(file) => trained::usual_names(file.head_classes()?),
+        }
+    }
+
     /// Why the head of the weights cannot be used as it is for a model of these classes; none if it can. `weights` is
     /// their name in the message.
     pub fn unfit_head(&self, weights: &str, classes: &[String]) -> Option<String> {
-        let (count, names) = match self {
-            Self::Described(described) => (Some(described.data.classes.len()), described.data.classes.as_slice()),
-            // Without names, the classes are assumed to be the right ones if their number is.
-            Self::Alone(file) => (file.head_classes(), classes),
+        let count = match self {
+            Self::Described(described) => Some(described.data.classes.len()),
+            Self::Alone(file) => file.head_classes(),
         };
         let Some(count) = count else { return Some(format!("There is no head in {weights}")) };
         if count != classes.len() {
             return Some(format!("The head of {weights} is for {count} classes"));
         }
-        let (theirs, ours) = names.iter().zip(classes).find(|(theirs, ours)| theirs != ours)?;
+        let names = self.class_names()?;
+        // Classes that nothing is known of are assumed to be the right ones if their number is.
+        if matches!(self, Self::Alone(_)) && classes.iter().all(|ours| class_among(ours, &names).is_none()) {
+            return None;
+        }
+        let fits = |(place, ours): &(usize, &String)| class_among(ours, &names) == Some(*place);
+        let (theirs, ours) = names
+            .iter()
+            .zip(classes.iter().enumerate())
+            .find_map(|(theirs, ours)| (!fits(&ours)).then_some((theirs, ours.1)))?;
         Some(format!("The head of {weights} is not for these classes in this order (\"{theirs}\", not \"{ours}\")"))
     }
 

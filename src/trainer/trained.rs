@@ -127,10 +127,9 @@ impl TrainedModel {
         let config = config.of_trained(changes)?;
         let mut model = BiFormer::blank(&config.architecture, DType::F32)?;
         model.load(&file, path)?;
-        let classes = match config.architecture.num_classes {
-            1000 => imagenet_classes(),
-            count => (0..count).map(|class| format!("class {class}")).collect(),
-        };
+        let count = config.architecture.num_classes;
+        let numbered = || (0..count).map(|class| format!("class {class}")).collect();
+        let classes = usual_names(count).unwrap_or_else(numbered);
         let data = DataFacts::unknown(classes, Statistics::IMAGENET);
         Ok(Self { model, config, data, named: false })
     }
@@ -140,6 +139,11 @@ impl TrainedModel {
     pub fn export(self) -> Result<TensorFile> {
         Described::new(self.config, self.data, self.model.state_dict()?).into_file(FORMAT)
     }
+}
+
+/// The names of as many classes, of which weights say nothing more: ImageNet's if they are 1,000.
+pub fn usual_names(classes: usize) -> Option<Vec<String>> {
+    (classes == 1000).then(imagenet_classes)
 }
 
 /// The model of this name, with as many classes as a state_dict's head has.

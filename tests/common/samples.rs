@@ -1,7 +1,8 @@
 //! Small data sets, and the configuration of a small model.
 
 use super::program::{Ran, biformer, fresh, text};
-use biformer::model::TensorFile;
+use biformer::model::{BiFormer, ModelConfig, TensorFile, preset};
+use biformer::tensor::{DType, Tensor};
 use biformer::trainer::stored::Stored;
 use image::ExtendedColorType::Rgb8;
 use image::ImageEncoder;
@@ -130,6 +131,20 @@ pub struct Trained {
 /// The weights in a run folder, averaged if it kept an average, as a state_dict alone.
 pub fn weights(run: &Path) -> TensorFile {
     Stored::read(run).and_then(Stored::into_weights).unwrap()
+}
+
+/// Fields of a small model.
+pub const SMALL: [&str; 2] = ["depth=1,1,1", "embed_dim=24,48,96"];
+
+/// The state_dict of that model with a thousand classes, of which it takes everything for this one.
+pub fn of_a_thousand(class: usize) -> TensorFile {
+    let config = preset("nano").unwrap().config().with_overrides(SMALL).unwrap();
+    let model = BiFormer::new(&ModelConfig { num_classes: 1000, ..config }, 0, DType::F32).unwrap();
+    let mut weights = model.state_dict().unwrap();
+    let mut bias = vec![0f32; 1000];
+    bias[class] = 9.0;
+    weights.tensors.insert("head.bias".into(), Tensor::from_slice(&bias, [1000]).unwrap());
+    weights
 }
 
 /// Trains the small model for an epoch, in a folder of this name.

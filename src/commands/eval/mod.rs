@@ -3,7 +3,7 @@
 mod report;
 
 use super::Status;
-use super::options::{Threads, Trained, ensure_count};
+use super::options::{Threads, Trained, class_names, ensure_count};
 use super::output::{Kind, ensure_output};
 use crate::data_notes::warn_of;
 use crate::device::Compute;
@@ -16,7 +16,7 @@ use crate::trainer::score;
 use crate::trainer::trained::{TrainedModel, note_unsaid};
 use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
-use data::{Loader, LoaderConfig, Split, fingerprint};
+use data::{Loader, LoaderConfig, Split, class_among, fingerprint};
 use model::{BiFormer, write_safely};
 use report::{Prediction, Report, Tally, of_images, print};
 use std::io;
@@ -34,6 +34,10 @@ pub struct Arguments {
     /// have some of the model's classes only.
     #[arg(long, value_name = "embedded|DIR")]
     data: Option<String>,
+    /// A text file with the classes' names, one in each line and in their order, to be used in place of those that the
+    /// model knows. A state_dict alone knows none; if it is of 1,000 classes, they are taken to be ImageNet's.
+    #[arg(long, value_name = "FILE")]
+    classes: Option<PathBuf>,
     /// Which of its images: train, val, test or all. By default those that training evaluates on: val where a folder
     /// has it, else test. The training images are evaluated like the others, without augmentation. For a folder with
     /// neither, the images held out of it; or all images, if --data names CLASS/ folders and the model's own test
@@ -149,11 +153,23 @@ fn open(arguments: &Arguments) -> Result<Opened> {
     {
         tell!(io::stderr(), "note: {note}");
     }
-    if !named && known.classes.len() == dataset.classes().len() {
-        // ImageNet's classes, on which the published models were trained, are ordered by folder name, too.
+    if let Some(file) = &arguments.classes {
+        known.classes = class_names(file, classes)?;
+    } else if !named
+        && classes == dataset.classes().len()
+        && dataset.classes().iter().all(|class| class_among(class, &known.classes).is_none())
+    {
+        tell!(
+            io::stderr(),
+            "note: the weights name no classes; they are taken to be those of the data, in the order of their names \
+             (--classes gives another)"
+        );
         known.classes = dataset.classes().to_vec();
     }
-    let dataset = data::among(dataset, &known.classes).with_context(|| format!("data {source}"))?;
+    let dataset = data::among(dataset, &known.classes).map_err(|error| {
+        let way_out = if arguments.classes.is_none() { "; --classes names others" } else { "" };
+        anyhow!("data {source}: {error}{way_out}")
+    })?;
     if !named {
         // For weights with ImageNet's number of classes it goes without saying.
         note_unsaid(&config, classes == 1000);

@@ -58,10 +58,12 @@ pub(super) fn print(report: &Report, json: bool) -> Result<()> {
     if json {
         return print_lines(format_args!("{}", serde_json::to_string_pretty(report)?));
     }
-    let (heading, names) = column("class", report.classes.iter().map(|class| class.name.as_str()).chain(["all"]));
+    // Of a thousand classes there may be images of two.
+    let there: Vec<&Class> = report.classes.iter().filter(|class| class.images > 0).collect();
+    let (heading, names) = column("class", there.iter().map(|class| class.name.as_str()).chain(["all"]));
     say!("{}:", of_images(report.split, &report.data));
     say!("{heading}  {:>7}  {:>6}  {:>6}  {:>9}", "images", "top-1", "top-5", "precision");
-    for (name, Class { images, top1, top5, precision, .. }) in names.iter().zip(&report.classes) {
+    for (name, Class { images, top1, top5, precision, .. }) in names.iter().zip(&there) {
         let [top1, top5, precision] = [top1, top5, precision]
             .map(|share| share.map_or_else(|| "-".to_owned(), |share| format!("{:.1}%", 100.0 * share)));
         say!("{name}  {images:>7}  {top1:>6}  {top5:>6}  {precision:>9}");
@@ -75,6 +77,11 @@ pub(super) fn print(report: &Report, json: bool) -> Result<()> {
         "",
         100.0 * macro_top1
     );
+    match report.classes.len() - there.len() {
+        0 => {}
+        1 => say!("There are no images of another class that the model knows."),
+        others => say!("There are no images of {others} other classes that the model knows."),
+    }
     if !report.mistakes.is_empty() {
         say!("The most frequent mistakes:");
     }
