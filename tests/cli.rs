@@ -248,6 +248,7 @@ fn a_word_without_an_option_gets_a_tip() {
     for (arguments, tip) in [
         (&["train", "pictures"][..], "--data pictures"),
         (&["train", "--resume", "runs/a b"], "--resume --out 'runs/a b'"),
+        (&["train", "--resume", "auto"], "--resume=auto"),
         (&["eval", "runs/nano"], "--checkpoint runs/nano"),
     ] {
         let said = biformer(arguments);
