@@ -127,7 +127,10 @@ pub(crate) fn read_file(path: &Path, limit: u64, looked_for: &str) -> Result<Vec
         ErrorKind::NotFound => Error::Missing {
             path: path.to_owned(),
             looked_for: looked_for.to_owned(),
-            help: "Check the path and its spelling".to_owned(),
+            help: match path.is_symlink() {
+                true => "It is a link to nowhere".to_owned(),
+                false => "Check the path and its spelling".to_owned(),
+            },
         },
         _ => Error::Io { path: path.to_owned(), cause },
     })?;
@@ -162,7 +165,11 @@ pub(crate) fn decode(bytes: &[u8], path: &Path) -> Result<Image> {
 
 /// The pixels of an image file, or why it cannot be decoded.
 fn pixels(bytes: &[u8]) -> std::result::Result<RgbImage, String> {
-    let failed = |cause: ImageError| if ends_early(&cause) { CUT_OFF.to_owned() } else { cause.to_string() };
+    let failed = |cause: ImageError| match cause {
+        _ if ends_early(&cause) => CUT_OFF.to_owned(),
+        ImageError::Limits(_) => format!("it needs more than {} MiB", MAX_DECODED >> 20),
+        _ => cause.to_string(),
+    };
     if bytes.is_empty() {
         return Err("it is empty".to_owned());
     }

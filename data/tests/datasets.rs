@@ -246,6 +246,13 @@ fn what_is_no_image_is_named() {
         assert!(said.ends_with("it is no PNG, JPEG, WebP, BMP, TIFF or PNM"), "{said}");
     }
     assert!(matches!(load_image(root.path()), Err(Error::Unsupported { .. })));
+
+    // Of a PNG the header alone, of as many pixels as it can say.
+    let header = *b"IHDR\x7f\xff\xff\xff\x7f\xff\xff\xff\x08\x02\0\0\0";
+    let sum = crc32fast::hash(&header).to_be_bytes();
+    fs::write(&path, [&b"\x89PNG\r\n\x1a\n\0\0\0\x0d"[..], &header, &sum].concat()).unwrap();
+    let said = load_image(&path).unwrap_err().to_string();
+    assert!(said.contains("more than 512 MiB"), "{said}");
 }
 
 #[cfg(unix)]
@@ -255,6 +262,9 @@ fn what_cannot_be_listed_or_read_is_named() {
     let root = tempfile::tempdir().unwrap();
     symlink("circle", root.path().join("circle")).unwrap();
     assert!(matches!(load_image(root.path().join("circle")), Err(Error::Io { .. })));
+    symlink("nowhere", root.path().join("dangling")).unwrap();
+    let said = load_image(root.path().join("dangling")).unwrap_err().to_string();
+    assert!(said.ends_with("looked for an image file. It is a link to nowhere"), "{said}");
     // A device has no end; it must be refused, not read.
     assert!(matches!(load_image("/dev/zero"), Err(Error::Unsupported { .. })));
 }

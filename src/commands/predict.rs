@@ -7,6 +7,7 @@ use crate::device::Compute;
 use crate::memory::{ensure_room_to_infer, image_bytes};
 use crate::pictures::{ROWS, attention};
 use crate::printing::{is_closed_pipe, print, print_error, print_lines, printable, tell, unless_closed};
+use crate::trainer::score::probabilities;
 use crate::trainer::trained::{TrainedModel, note_unsaid};
 use anyhow::{Error, Result, bail};
 use autograd::Tape;
@@ -324,6 +325,5 @@ fn classify(
     if logits.value().find(|x| !x.is_finite())?.is_some() {
         bail!("the model's logits are not finite: its weights are of no use, take those of another run");
     }
-    let probabilities = ops::softmax(&logits)?.value().cast(DType::F64)?.to_vec::<f64>()?;
-    Ok((probabilities, pass.into_trace()))
+    Ok((probabilities(logits.value())?, pass.into_trace()))
 }

@@ -174,6 +174,17 @@ fn score(row: &[f32], label: u32) -> Result<Score> {
     Ok(Score { loss: 0.0, right: u64::from(before == 0), right_in_five: u64::from(before < 5), images: 1 })
 }
 
+/// The softmax of each row of logits (N, K), one after the other: computed as [`Verdict::probability`] is.
+pub fn probabilities(logits: &Tensor) -> Result<Vec<f64>> {
+    let rows = for_rows(logits, std::iter::repeat(()), |row, ()| {
+        let largest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let shares: Vec<f64> = row.iter().map(|&x| libm::exp(f64::from(x - largest))).collect();
+        let total: f64 = shares.iter().sum();
+        Ok(shares.into_iter().map(|share| share / total).collect::<Vec<_>>())
+    })?;
+    Ok(rows.concat())
+}
+
 /// Applies `of` to each row of logits (N, K), together with the image that it belongs to.
 fn for_rows<I, T>(
     logits: &Tensor,

@@ -105,7 +105,11 @@ impl Gpu {
         self.join_while(&mut aside, |aside| own + aside.iter().map(Pending::kept).sum::<usize>() > most)?;
         // From now on what other threads return is held back: their requests are not ordered before this work.
         let diverted = Diverted::new(self);
-        self.driver.order(Stream::Work, Stream::Aside)?;
+        if let Err(error) = self.driver.order(Stream::Work, Stream::Aside) {
+            drop(diverted);
+            self.release(self.held_back());
+            return Err(error.into());
+        }
         let done = catch_unwind(AssertUnwindSafe(work));
         drop(diverted);
         // Even if the work has failed: what it had submitted before will execute.

@@ -100,13 +100,17 @@ impl<'a> Gemm<'a> {
         let full = Product { row: row.as_ref().map_or(Ok(0), |row| row.address(op, gpu))?, ..bare };
         // SAFETY: the operands have the elements that the extents ask for: see `check`.
         let multiply = |product| gpu.with_room(|| unsafe { gpu.driver.multiply(gpu.stream(), product) });
-        // A device may refuse an epilogue that it said it could do. If the device itself has failed, the bare product
-        // reports that.
-        if full == bare || !gpu.driver.can_end(&full) || multiply(&full).is_err() {
-            return multiply(&bare);
+        let can_end = full != bare && gpu.with_room(|| gpu.driver.can_end(&full))?;
+        match can_end.then(|| multiply(&full)) {
+            Some(Ok(())) => {
+                self.row = None;
+                Ok(())
+            }
+            // A device may refuse an epilogue that it said it could do. If the device itself has failed, the bare product
+            // reports that. But a lack of memory must not decide how a result is rounded.
+            None | Some(Err(Error::Gpu { .. })) => multiply(&bare),
+            Some(error) => error,
         }
-        self.row = None;
-        Ok(())
     }
 
     /// Checks the types and lengths of all operands.

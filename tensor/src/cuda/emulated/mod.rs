@@ -322,9 +322,9 @@ impl Driver for Emulated {
         unsafe { self.ask(stream, Request::Launch(function, extent, arguments.to_vec())) }
     }
 
-    fn can_end(&self, product: &Product) -> bool {
+    fn can_end(&self, product: &Product) -> Result<bool> {
         // As cuBLASLt, which has no epilogue in f64.
-        product.output != DType::F64
+        Ok(product.output != DType::F64)
     }
 
     unsafe fn multiply(&self, stream: Stream, product: &Product) -> Result<()> {

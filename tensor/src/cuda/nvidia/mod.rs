@@ -328,9 +328,9 @@ impl Driver for Nvidia {
             .doing("starting a kernel")
     }
 
-    fn can_end(&self, product: &Product) -> bool {
-        let blas = self.blas.as_ref().filter(|_| self.enter().is_ok());
-        blas.is_some_and(|blas| lock(blas).can_end(product))
+    fn can_end(&self, product: &Product) -> Result<bool> {
+        self.enter()?;
+        self.blas.as_ref().map_or(Ok(false), |blas| lock(blas).can_end(product))
     }
 
     unsafe fn multiply(&self, stream: Stream, product: &Product) -> Result<()> {

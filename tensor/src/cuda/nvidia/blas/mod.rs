@@ -100,15 +100,20 @@ impl Blas {
     }
 
     /// Whether cuBLASLt computes such a product efficiently with its epilogue. Fewer algorithms support one. If the best
-    /// of them does not occupy at least 70 % as much of the GPU as the bare product, a separate kernel costs less.
-    pub fn can_end(&mut self, product: &Product) -> bool {
+    /// of them does not occupy at least 70 % as much of the GPU as the bare product, a separate kernel costs less. Errors:
+    /// [`Error::OutOfMemory`].
+    pub fn can_end(&mut self, product: &Product) -> Result<bool> {
         let key = PlanKey::of(product);
         // An algorithm may access the row 16 bytes at a time.
         if !self.may_end || key.alignment[4] < 4 {
-            return false;
+            return Ok(false);
         }
-        let mut busy = |key| self.planned(&key).map(|plan| plan.waves.min(1.0));
-        matches!((busy(key), busy(key.bare())), (Ok(with), Ok(without)) if with >= 0.7 * without)
+        let mut busy = |key| match self.planned(&key) {
+            Ok(plan) => Ok(Some(plan.waves.min(1.0))),
+            Err(error @ Error::OutOfMemory { .. }) => Err(error),
+            Err(_) => Ok(None),
+        };
+        Ok(matches!((busy(key)?, busy(key.bare())?), (Some(with), Some(without)) if with >= 0.7 * without))
     }
 
     /// The plan for a shape, made now or before.
