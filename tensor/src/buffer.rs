@@ -319,6 +319,15 @@ mod tests {
     use super::*;
 
     #[test]
+    fn buffers_are_aligned_and_apart_whatever_their_sizes() {
+        let buffers = [1, 63, 65, 0, SMALL - 1, SMALL + 1, 100, 3 * PAGE + 5, 70_000].map(Buffer::new);
+        let mut places = buffers.each_ref().map(|buffer| buffer.slice::<u8>().as_ptr_range());
+        assert!(places.iter().all(|place| place.start.addr().is_multiple_of(ALIGNMENT)), "{places:?}");
+        places.sort_by_key(|place| place.start);
+        assert!(places.windows(2).all(|pair| pair[0].end <= pair[1].start), "{places:?}");
+    }
+
+    #[test]
     fn a_dropped_buffer_comes_back_aligned_and_serves_what_is_smaller() {
         let bytes = 177_777_777; // larger than what any other test uses
         let first = Buffer::new(bytes);

@@ -1,6 +1,6 @@
 //! Poisoned memory, in a process of its own: it is switched on for all of it.
 
-use tensor::{Buffer, set_poison};
+use tensor::{Buffer, DType, Tensor, set_poison};
 
 #[test]
 fn every_byte_is_poisoned_whatever_the_length() {
@@ -12,4 +12,7 @@ fn every_byte_is_poisoned_whatever_the_length() {
         }
         set_poison(true);
     }
+    let made = [Tensor::empty([1001], DType::F32), Tensor::zeros([1001], DType::F32)];
+    let [poisoned, zeros] = made.map(|tensor| tensor.to_vec::<f32>().unwrap());
+    assert!(poisoned.iter().all(|x| x.is_nan()) && zeros.iter().all(|&x| x == 0.0));
 }

@@ -1,7 +1,7 @@
 //! Views against a model: a tensor as a function from positions to elements.
 
 use proptest::prelude::*;
-use tensor::{DType, Device, Error, Tensor};
+use tensor::{DType, Device, Error, Shape, Tensor};
 
 /// Extents, and the elements in order.
 type Model = (Vec<usize>, Vec<u32>);
@@ -87,14 +87,20 @@ proptest! {
 fn what_does_not_exist_is_refused() {
     let t = Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0], [2, 3]).unwrap();
     assert!(matches!(t.slice(2, 0..1), Err(Error::Axis { axis: 2, rank: 2, .. })));
-    assert!(matches!(t.slice(1, 2..4), Err(Error::OutOfRange { index: 4, .. })));
-    assert!(matches!(t.permute(&[0, 0]), Err(Error::Argument { .. })));
+    assert!(matches!(t.slice(1, 2..4), Err(Error::OutOfRange { index: 4, bound: 4, .. })));
+    assert!(matches!(t.permute(&[0, 2]), Err(Error::Axis { axis: 2, rank: 2, .. })));
+    for order in [&[0, 0][..], &[0], &[0, 1, 0]] {
+        assert!(matches!(t.permute(order), Err(Error::Argument { .. })), "{order:?}");
+    }
     assert!(matches!(t.broadcast_to([2, 2]), Err(Error::Broadcast { .. })));
     assert!(matches!(t.reshape([4]), Err(Error::Shape { .. })));
     assert!(matches!(t.as_slice::<f64>("test"), Err(Error::DType { .. })));
+    assert!(matches!(t.as_strided_slice::<f64>("test"), Err(Error::DType { .. })));
     assert!(matches!(t.clone().as_mut_slice::<f64>("test"), Err(Error::DType { .. })));
-    let turned = t.permute(&[1, 0]).unwrap();
+    let mut turned = t.duplicate().unwrap().permute(&[1, 0]).unwrap();
     assert!(matches!(turned.as_slice::<f32>("test"), Err(Error::NotContiguous { .. })));
+    assert!(matches!(turned.as_mut_slice::<f32>("test"), Err(Error::NotContiguous { .. })));
+    assert!(matches!(turned.as_mut_bytes("test"), Err(Error::NotContiguous { .. })));
     assert!(matches!(t.item::<f32>(), Err(Error::Shape { .. })));
     assert_eq!(t.slice(0, 1..2).unwrap().slice(1, 2..3).unwrap().item::<f32>().unwrap(), 6.0);
     assert!(matches!(Tensor::from_slice(&[1u32], [2]), Err(Error::Shape { .. })));
@@ -113,11 +119,61 @@ fn what_does_not_exist_is_refused() {
 }
 
 #[test]
+fn extents_broadcast_where_they_are_equal_or_one() {
+    let broadcast = |a: &[usize], b: &[usize]| Shape::from(a).broadcast(&Shape::from(b), "test");
+    for (a, b, both) in [
+        (&[2, 3][..], &[2, 3][..], &[2, 3][..]),
+        (&[], &[2], &[2]),
+        (&[3], &[1], &[3]),
+        (&[2, 1], &[4, 1, 3], &[4, 2, 3]),
+        (&[0, 1], &[1, 5], &[0, 5]),
+    ] {
+        assert_eq!(broadcast(a, b).unwrap()[..], *both);
+        assert_eq!(broadcast(b, a).unwrap()[..], *both);
+    }
+    for (a, b) in [(&[2, 3][..], &[2][..]), (&[0], &[2])] {
+        assert!(matches!(broadcast(a, b), Err(Error::Broadcast { op: "test", .. })));
+    }
+    assert!(matches!(broadcast(&[1 << 40, 1], &[1, 1 << 40]), Err(Error::Argument { op: "test", .. })));
+    let column = Tensor::from_slice(&[1u32, 2], [2, 1]).unwrap();
+    assert_eq!(column.broadcast_to([2, 3]).unwrap().to_vec::<u32>().unwrap(), [1, 1, 1, 2, 2, 2]);
+}
+
+#[test]
+fn a_view_is_contiguous_if_its_elements_follow_one_another_whatever_the_other_strides() {
+    let t = Tensor::zeros([2, 3], DType::F32);
+    let row = t.slice(0, 1..2).unwrap();
+    assert!(row.is_contiguous() && row.slice(1, 1..3).unwrap().is_contiguous(), "an axis of one element");
+    assert!(!t.slice(1, 0..1).unwrap().is_contiguous() && !t.permute(&[1, 0]).unwrap().is_contiguous());
+    assert!(t.slice(1, 0..0).unwrap().permute(&[1, 0]).unwrap().is_contiguous(), "nothing");
+}
+
+#[test]
+fn a_scalar_is_one_element() {
+    let scalar = Tensor::scalar(2.5f32);
+    assert_eq!((scalar.rank(), scalar.count()), (0, 1));
+    assert_eq!(scalar.to_vec::<f32>().unwrap(), [2.5]);
+}
+
+#[test]
+fn what_is_shown_of_a_tensor_is_its_type_its_shape_and_its_first_elements() {
+    let numbers: Vec<f64> = (0..9).map(|i| f64::from(i) - 0.5).collect();
+    let t = Tensor::from_slice(&numbers, [3, 3]).unwrap();
+    assert_eq!(format!("{t:?}"), "Tensor f64 (3, 3) [-0.5, 0.5, 1.5, 2.5, 3.5, 4.5, 5.5, 6.5, ...]");
+    let columns = t.slice(1, 1..3).unwrap();
+    assert_eq!(format!("{columns:?}"), "Tensor f64 (3, 2) [0.5, 1.5, 3.5, 4.5, 6.5, 7.5]");
+    let eight = t.reshape([9]).unwrap().slice(0, 0..8).unwrap().cast(DType::Bf16).unwrap();
+    assert_eq!(format!("{eight:?}"), "Tensor bf16 (8) [-0.5, 0.5, 1.5, 2.5, 3.5, 4.5, 5.5, 6.5]");
+}
+
+#[test]
 fn a_shared_buffer_is_not_written() {
     let mut t = Tensor::zeros([2, 2], DType::F32);
     let view = t.slice(0, 0..1).unwrap();
     assert!(matches!(t.as_mut_slice::<f32>("test"), Err(Error::Shared { .. })));
+    assert!(!t.is_unique());
     drop(view);
+    assert!(t.is_unique());
     t.as_mut_slice::<f32>("test").unwrap()[3] = 1.0;
     assert_eq!(t.to_vec::<f32>().unwrap(), [0.0, 0.0, 0.0, 1.0]);
 }
@@ -132,8 +188,19 @@ fn casting_rounds_to_nearest() {
 }
 
 #[test]
+fn parts_are_joined_in_order() {
+    let parts = [&[1u32, 2][..], &[], &[3, 4, 5, 6]].map(|part| Tensor::from_slice(part, [part.len() / 2, 2]).unwrap());
+    let joined = Tensor::join(&parts).unwrap();
+    assert_eq!((&joined.shape()[..], joined.to_vec::<u32>().unwrap()), (&[3, 2][..], vec![1, 2, 3, 4, 5, 6]));
+}
+
+#[test]
 fn what_does_not_fit_is_neither_joined_nor_overwritten() {
     let tensor = |shape: [usize; 2]| Tensor::full(shape, 1f32);
+    let scalar = Tensor::join(&[tensor([1, 2]), Tensor::scalar(1f32)]).unwrap_err();
+    assert!(matches!(scalar, Error::Shape { op: "join", .. }));
+    let turned = tensor([3, 2]).permute(&[1, 0]).unwrap();
+    assert!(matches!(Tensor::join(&[turned]).unwrap_err(), Error::NotContiguous { op: "join", .. }));
     let axis = Tensor::join(&[Tensor::scalar(1f32)]).unwrap_err();
     assert_eq!(axis, Error::Axis { op: "join", axis: 0, rank: 0 });
     assert!(matches!(Tensor::join(&[]).unwrap_err(), Error::Argument { op: "join", .. }));

@@ -245,6 +245,7 @@ mod tests {
     use crate::cpu::isa::{Isa, limits};
     use crate::cpu::packed::Packed;
     use crate::rng::Philox;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
 
     fn random(count: usize, stream: u64) -> Vec<f64> {
         let mut sequence = Philox::new(1, stream).sequence();
@@ -347,6 +348,29 @@ mod tests {
     fn patches_with_more_elements_than_can_be_counted_are_refused() {
         let patches = Patches { data: &[1.0], starts: &[0], runs: &[0, 0], len: 1 << (usize::BITS - 1), step: 1 };
         gemm_patches(patches, Mat::new(&[0.0; 64], 0, 32), Out::store(&mut [0.0; 32]), &[0]);
+    }
+
+    /// With a long inner axis, whose partial sums could as well be added to a larger matrix.
+    #[test]
+    #[should_panic(expected = "size of a matrix product")]
+    fn a_sum_of_partial_products_has_one_size() {
+        let (a, b) = (Mat::strided(&[0.0; 1], (20, 20_000), (0, 0)), Mat::strided(&[0.0; 1], (20_000, 20), (0, 0)));
+        gemm(a, b, Out::store(&mut [0.0; 401]));
+    }
+
+    #[test]
+    fn what_lacks_one_element_is_refused() {
+        let numbers = [0.0; 32];
+        let refused = |act: &dyn Fn()| catch_unwind(AssertUnwindSafe(act)).is_err();
+        let matrix = |len: usize| refused(&|| _ = Mat::strided(&numbers[..len], (3, 4), (8, 2)));
+        assert_eq!([23, 22].map(matrix), [false, true]);
+        let product = |len: usize, c_len: usize| {
+            refused(&|| {
+                let patches = Patches { data: &numbers[..len], starts: &[5, 0], runs: &[3, 0], len: 2, step: 2 };
+                gemm_patches(patches, Mat::new(&numbers, 4, 2), Out::store(&mut [0.0; 9][..c_len]), &[4, 0]);
+            })
+        };
+        assert_eq!([(11, 6), (10, 6), (11, 5)].map(|(len, c_len)| product(len, c_len)), [false, true, true]);
     }
 
     #[test]

@@ -57,7 +57,7 @@ impl Tensor {
     /// This tensor repeated, without copying, to a shape that it broadcasts to.
     pub fn broadcast_to(&self, shape: impl Into<Shape>) -> Result<Tensor> {
         let shape = shape.into();
-        if self.shape.broadcast(&shape, "broadcast_to")? != shape || shape.checked_count().is_none() {
+        if self.shape.broadcast(&shape, "broadcast_to")? != shape {
             return Err(Error::Broadcast {
                 op: "broadcast_to",
                 left: self.shape.to_string(),
