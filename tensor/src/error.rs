@@ -170,3 +170,27 @@ impl Error {
         Error::Argument { op, message: message.into() }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_has_no_room_is_told_the_figures_that_are_known_and_the_way_out() {
+        let full = |bytes, in_use, total| {
+            let what = "f32 (3)".into();
+            Error::OutOfMemory { what, bytes, in_use, total, free: 90_000_000 }.to_string()
+        };
+        let smaller = "a smaller batch needs less memory, and so does recomputing more";
+        assert_eq!(
+            full(Some(1_500_000), Some(2_000_000), 8_000_000_000),
+            format!(
+                "no room on the GPU for f32 (3), 1.5 MB more; of its 8000.0 MB, tensors of this program take 2.0 MB, and \
+                 90.0 MB are free: {smaller}"
+            )
+        );
+        assert_eq!(full(None, Some(1), 0), format!("no room on the GPU for f32 (3): {smaller}"));
+        let others = "no room on the GPU for f32 (3); of its 1.0 MB, 90.0 MB are free: end other programs that use it";
+        assert_eq!(full(None, None, 1_000_000), others);
+    }
+}

@@ -31,7 +31,7 @@ fn double_aside(gpu: &Gpu, x: &Tensor, sum: &mut Tensor) -> Result<()> {
 #[test]
 fn it_is_done_when_it_is_joined() {
     let Some((gpu, numbers)) = device() else { return };
-    let held = gpu.stats().in_use;
+    let (in_use, mut held) = (gpu.stats().in_use, vec![]);
     for round in 1..4 {
         let factor = round as f32;
         let (x, mut sum) = (numbers(factor), numbers(0.0));
@@ -43,9 +43,31 @@ fn it_is_done_when_it_is_joined() {
         gpu.join().unwrap();
         assert_all(&sum, 2.0 * factor, "the sum");
         others.iter().zip([7.0, 8.0, 9.0]).for_each(|(other, factor)| assert_all(other, factor, "another tensor"));
+        held.push(gpu.stats().held);
     }
     gpu.join().unwrap();
-    assert_eq!(gpu.stats().in_use, held);
+    assert_eq!(gpu.stats().in_use, in_use);
+    assert_eq!(held, [held[0]; 3], "later it is used again");
+}
+
+#[test]
+fn it_is_joined_for_whichever_tensor_it_reads() {
+    let Some((gpu, numbers)) = device() else { return };
+    // Besides which it may keep these.
+    let _much = Tensor::empty_on(&Device::Cuda(Arc::clone(&gpu)), [1 << 20], DType::F32).unwrap();
+    let (x, y) = (numbers(1.0), numbers(2.0));
+    for read in [&x, &y] {
+        let mut sum = numbers(0.0);
+        let work = || {
+            elements::put(sum.as_out("test", false)?, &x)?;
+            elements::put(sum.as_out("test", true)?, &y)
+        };
+        gpu.aside(&[&x, &y], work).unwrap();
+        assert!(!x.is_unique() && !y.is_unique());
+        gpu.join_readers(read).unwrap();
+        assert!(x.is_unique() && y.is_unique(), "done");
+        assert_all(&sum, 3.0, "the sum");
+    }
 }
 
 #[test]

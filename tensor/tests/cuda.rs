@@ -307,6 +307,16 @@ fn a_block_that_asks_for_more_than_there_is_does_not_run() {
         let error = unsafe { launch(bytes, threads).output(&mut out).unwrap().run() }.unwrap_err().to_string();
         assert!(error.contains(said), "{error}");
     }
+    for (grid, said) in [
+        ([1 << 31, 1, 1], "a grid of 2147483648x1x1 blocks of 256 threads"),
+        ([1, 65_536, 1], "a grid of 1x65536x1 blocks"),
+        ([1, 1, 65_536], "a grid of 1x1x65536 blocks"),
+    ] {
+        let launch = launch(0, 256).output(&mut out).unwrap().over(5).grid(grid);
+        // SAFETY: as above.
+        let error = unsafe { launch.run() }.unwrap_err().to_string();
+        assert!(error.contains(said), "{error}");
+    }
 }
 
 /// Runs only as a child of the test below, where the sanitizers watch.

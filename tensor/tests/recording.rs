@@ -116,19 +116,25 @@ fn repeated_work_is_recorded_and_replayed_only_where_it_may_be() {
     let Some(gpu) = Gpu::for_tests(1) else { return };
     let device = Device::Cuda(Arc::clone(&gpu));
     let input = Tensor::from_slice(&[1.5f32, 2.0], [2]).unwrap().to_device(&device).unwrap();
-    let (mut repeated, mut asked) = (Repeated::default(), vec![]);
-    for may_record in [true, true, true, false, true, false, false] {
-        let mut done = false;
-        let work = || {
-            done = true;
-            input.cast(DType::F64)
+    let asked = |may_be_recorded: &[bool]| {
+        let mut repeated = Repeated::default();
+        let once = |&may_record: &bool| {
+            let mut done = false;
+            let work = || {
+                done = true;
+                input.cast(DType::F64)
+            };
+            let left = repeated.run(&device, may_record, |_| vec![], work).unwrap();
+            assert_eq!(left.to_vec::<f64>().unwrap(), [1.5, 2.0]);
+            done
         };
-        let left = repeated.run(&device, may_record, |_| vec![], work).unwrap();
-        assert_eq!(left.to_vec::<f64>().unwrap(), [1.5, 2.0]);
-        asked.push(done);
-    }
+        may_be_recorded.iter().map(once).collect::<Vec<_>>()
+    };
     // As it stands, recorded, replayed; and as it stands where it may not be, after which the recording still serves.
-    assert_eq!(asked, [true, true, false, true, false, true, true]);
+    let found = asked(&[true, true, true, false, true, false, false]);
+    assert_eq!(found, [true, true, false, true, false, true, true]);
+    // Nothing is recorded before it may be.
+    assert_eq!(asked(&[false, false, true, true, true]), [true, true, true, false, false]);
 }
 
 #[test]
@@ -150,6 +156,24 @@ fn what_a_recording_uses_stays_its_own_when_the_tensors_go() {
     drop((recording, other));
     drop(gpu.record(|| Ok::<_, Error>(())).unwrap());
     assert!(gpu.stats().held < held, "and goes with the last recording that may use it");
+}
+
+/// Memory that was taken after the first was recorded.
+#[test]
+fn a_recording_that_goes_leaves_another_what_that_uses() {
+    let Some(gpu) = Gpu::for_tests(1) else { return };
+    let device = Device::Cuda(Arc::clone(&gpu));
+    let tensor = |value: f32| Tensor::full([1000], value).to_device(&device).unwrap();
+    let (first, ()) = gpu.record(|| Ok::<_, Error>(())).unwrap();
+    let (input, mut output) = (tensor(1.0), tensor(2.0));
+    let places = [&input, &output].map(Tensor::buffer_id);
+    let (second, ()) = gpu.record(|| elements::put(output.as_out("test", true)?, &input)).unwrap();
+    drop(first);
+    drop((input, output));
+    let others = [tensor(3.0), tensor(4.0)];
+    assert!(others.iter().all(|tensor| !places.contains(&tensor.buffer_id())));
+    second.replay(&[]).unwrap();
+    assert!(others[1].to_vec::<f32>().unwrap().iter().all(|&element| element == 4.0));
 }
 
 /// When requests are done as late as can be, and where one of the streams is ahead of the others.

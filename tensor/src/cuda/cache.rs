@@ -72,6 +72,14 @@ mod tests {
         write(&path, &[1, 2, 10, 0, 5]).unwrap();
         assert_eq!(read(&path).unwrap(), [1, 2, 10, 0, 5]);
         let bytes = fs::read(&path).unwrap();
+        // The library that lies there is executed.
+        #[cfg(unix)]
+        assert_eq!(
+            std::os::unix::fs::PermissionsExt::mode(&fs::metadata(&folder).unwrap().permissions()) & 0o777,
+            0o700
+        );
+        assert!(write(&folder.join("deeper"), &[1]).is_err(), "a folder is there");
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), 1, "what was written by halves is gone");
         fs::remove_dir_all(folder).unwrap();
         for length in 0..bytes.len() {
             assert_eq!(contents(&bytes[..length]), None, "cut to {length}");

@@ -84,6 +84,7 @@ mod tests {
         assert!(!packs(&[3, 8], &[10, 1]), "rows begin anywhere");
         assert!(!packs(&[3, 6], &[12, 1]), "rows end anywhere");
         assert!(!packs(&[8, 3], &[1, 8]), "elements lie apart");
+        assert!(!packs(&[3, 8], &[16, 2]), "every other element");
         assert!(!packs(&[], &[]));
     }
 }

@@ -202,3 +202,32 @@ fn load(path: &PathBuf) -> std::result::Result<(), String> {
     lock(&KEPT).push(library.map_err(words)?);
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_highest_version_in_a_folder_is_the_newest() {
+        let folder = tempfile::tempdir().unwrap();
+        let names =
+            ["libnvrtc.so", "libnvrtc.so.9", "libnvrtc.so.13.0", "libnvrtc.so.12.9", "libnvrtc.so.x", "other.so.14"];
+        names.iter().for_each(|name| std::fs::write(folder.path().join(name), "").unwrap());
+        assert_eq!(newest(folder.path(), "libnvrtc.so."), Some(folder.path().join("libnvrtc.so.13.0")));
+        assert_eq!(newest(folder.path(), "libcublasLt.so."), None);
+        assert_eq!(newest(&folder.path().join("nowhere"), "libnvrtc.so."), None);
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn the_system_tells_what_file_a_function_is_from_by_any_of_its_names() {
+        let own = std::env::current_exe().unwrap();
+        let from = file_at(newest as fn(&Path, &str) -> Option<PathBuf> as usize).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let link = folder.path().join("link");
+        std::os::unix::fs::symlink(&own, &link).unwrap();
+        assert!(identity(&own).is_some() && [from, link].iter().all(|name| identity(name) == identity(&own)));
+        assert_ne!(identity(folder.path()), identity(&own));
+        assert_eq!(file_at(0), None);
+    }
+}
