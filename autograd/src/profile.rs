@@ -147,3 +147,35 @@ impl Profile {
 fn wait_for(device: &Device) {
     let _ = device.synchronize();
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_of_profiles_that_ran_together_is_divided_among_their_lines() {
+        let started = Instant::now();
+        let line = |name, seconds, bytes| ProfileLine {
+            name,
+            work: Work::Forward,
+            calls: 1,
+            seconds,
+            multiply_adds: 5,
+            bytes,
+        };
+        let others = [vec![line("a", 3.0, 10)], vec![line("a", 1.0, 20), line("b", 12.0, 40)]].map(|lines| {
+            let other = Profile::default();
+            lines.into_iter().for_each(|line| lock(&other.laps).take_in(line));
+            Arc::new(other)
+        });
+        let profile = Profile::default();
+        std::thread::sleep(std::time::Duration::from_millis(2));
+        profile.absorb(others.iter());
+        let lines = profile.lines();
+        let counts: Vec<_> = lines.iter().map(|line| (line.name, line.calls, line.multiply_adds, line.bytes)).collect();
+        assert_eq!(counts, [("a", 2, 10, 30), ("b", 1, 5, 40)]);
+        let [a, b] = [lines[0].seconds, lines[1].seconds];
+        assert!((b / a - 3.0).abs() < 1e-9, "in proportion: {a}, {b}");
+        assert!((0.002..=started.elapsed().as_secs_f64()).contains(&(a + b)), "all of the time, and no more");
+    }
+}

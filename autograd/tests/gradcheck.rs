@@ -1,8 +1,10 @@
 //! The two witnesses of a gradient on a function whose derivatives are known.
 
 use autograd::exact::{Array, LANES, Scalar};
-use autograd::gradcheck::{backward, difference, exact, exact_along, relative_error, sample, value};
-use autograd::{InputGrads, Result, Rule, Var, rule_fields};
+use autograd::gradcheck::{
+    backward, difference, difference_of_parameter, exact, exact_along, relative_error, sample, value,
+};
+use autograd::{Error, InputGrads, Parameters, ParametersBuilder, Result, Rule, Var, rule_fields};
 use tensor::{DType, Tensor};
 
 /// x²·w, element by element, of which an index picks nothing.
@@ -66,6 +68,28 @@ fn differences_come_near_the_derivatives() {
         let found = [0, 1, 2].map(|element| difference(&square, &inputs(), &UPSTREAM, input, element).unwrap());
         assert!(relative_error(&found, expected) < 1e-10, "{found:?}, not {expected:?}");
     }
+}
+
+#[test]
+fn a_parameter_that_is_moved_for_a_difference_comes_back() {
+    let mut builder = ParametersBuilder::default();
+    builder.add("other", [3], [1.0; 3]);
+    let id = builder.add("p", [2], [0.5, -2.0]);
+    let mut parameters = builder.build(DType::F64).unwrap();
+    let before = parameters.flat().to_vec::<f64>().unwrap();
+    let loss = |parameters: &Parameters| {
+        let p = parameters.get(id).to_vec::<f64>()?;
+        Ok::<_, Error>(p[0].powi(3) + 10.0 * p[1])
+    };
+    for (element, expected) in [0.75, 10.0].into_iter().enumerate() {
+        let found = difference_of_parameter(&mut parameters, id, element, loss).unwrap();
+        assert!((found - expected).abs() < 1e-9, "{found}, not {expected}");
+        assert_eq!(parameters.flat().to_vec::<f64>().unwrap(), before);
+    }
+    let failed = difference_of_parameter(&mut parameters, id, 0, |_| Err(Error::NoBackward));
+    assert_eq!((failed, parameters.flat().to_vec::<f64>().unwrap()), (Err(Error::NoBackward), before));
+    let error = difference_of_parameter(&mut parameters, id, 2, loss).unwrap_err().to_string();
+    assert!(error.contains("element 2 is out of range, must be below 2"), "{error}");
 }
 
 #[test]

@@ -266,6 +266,45 @@ fn the_first_value_that_is_not_finite_is_named() {
     let x = tape.input(vector(&[1e200]));
     let y = times(&x, &x).unwrap_err();
     assert_eq!(y, Error::NotFinite { op: "times", node: 1 });
+    let small = tape.input(vector(&[1e100]));
+    let y = times(&small, &small).unwrap();
+    assert_eq!(times(&y, &y).unwrap_err(), Error::NotFinite { op: "times", node: 3 });
+    let other = Tape::new();
+    let x = other.input(vector(&[1e200]));
+    assert!(times(&x, &x).unwrap().value().item::<f64>().unwrap().is_infinite(), "nobody asked");
+}
+
+#[test]
+fn a_tape_shows_what_came_from_what_and_what_is_kept() {
+    let tape = Tape::new();
+    let (x, c) = (tape.input(vector(&[2.0, 3.0])), tape.constant(vector(&[5.0, 7.0])));
+    times(&x, &c).unwrap();
+    let shown = tape.to_string();
+    let words: Vec<Vec<&str>> = shown.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(words[0], ["node", "operation", "from", "shape", "keeps"]);
+    assert_eq!(words[1], ["0", "input", "(2)"]);
+    assert_eq!(words[2], ["1", "times", "0", "-", "(2)", "a", "(2),", "b", "(2)"]);
+    assert_eq!(words[3], ["32", "bytes", "kept"]);
+}
+
+#[test]
+fn parameters_begin_at_cache_lines_and_gaps_hold_zeros() {
+    for (dtype, per_line) in [(DType::F32, 16), (DType::F64, 8)] {
+        let mut builder = ParametersBuilder::default();
+        let ids = [("a", 5), ("b", per_line), ("c", 1)].map(|(name, count)| {
+            let values = vec![2.0; count];
+            builder.add(name, [count], values)
+        });
+        let parameters = builder.build(dtype).unwrap();
+        let layout = parameters.layout();
+        let starts = ids.map(|id| layout.span(id).start);
+        assert_eq!((starts, layout.len()), ([0, per_line, 2 * per_line], 3 * per_line), "{dtype}");
+        assert_eq!((layout.ids().len(), layout.count()), (3, 6 + per_line));
+        assert_eq!((layout.find("c"), layout.find("d")), (Some(ids[2]), None));
+        let flat = parameters.flat().cast(DType::F64).unwrap().to_vec::<f64>().unwrap();
+        let of_some = |place: &usize| ids.iter().any(|&id| layout.span(id).contains(place));
+        assert!((0..flat.len()).all(|place| flat[place] == if of_some(&place) { 2.0 } else { 0.0 }), "{flat:?}");
+    }
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use autograd::gradcheck::relative_error;
 use autograd::{Gradients, InputGrads, Parameters, ParametersBuilder, Result, Rule, Tape, rule_fields};
-use optim::{AdamW, AdamWConfig, Ema, EmaConfig, clip_factor, gradient_norm};
+use optim::{AdamW, AdamWConfig, Ema, EmaConfig, EmaState, clip_factor, gradient_norm};
 use standin::Standin;
 use tensor::cuda::Gpu;
 use tensor::cuda::nvidia::compiler::version;
@@ -170,6 +170,24 @@ fn a_step_that_was_not_prepared_is_refused() {
     assert!(is_shared(adamw.prepare(&parameters, 0.05, 1.0, Some(&mut ema))));
     drop(average);
     adamw.prepare(&parameters, 0.05, 1.0, Some(&mut ema)).unwrap();
+    // What was prepared serves no step after another one, nor after a return to an earlier state.
+    adamw.step(&mut parameters, &gradients, 0.05).unwrap();
+    assert_refused(adamw.clip_and_step(&mut parameters, &gradients, None).unwrap_err());
+    adamw.prepare(&parameters, 0.05, 1.0, None).unwrap();
+    adamw.restore(&adamw.state()).unwrap();
+    assert_refused(adamw.clip_and_step(&mut parameters, &gradients, None).unwrap_err());
+    // Nor does an average's.
+    for forget in [
+        |ema: &mut Ema, new: &Parameters| ema.update(new).unwrap(),
+        |ema: &mut Ema, _: &Parameters| {
+            let average = ema.average().flat().duplicate().unwrap();
+            ema.restore(&EmaState { updates: ema.updates(), average }).unwrap();
+        },
+    ] {
+        adamw.prepare(&parameters, 0.05, 1.0, Some(&mut ema)).unwrap();
+        forget(&mut ema, &parameters);
+        assert_refused(adamw.clip_and_step(&mut parameters, &gradients, Some(&mut ema)).unwrap_err());
+    }
 }
 
 /// In several pieces of the norm's sum.

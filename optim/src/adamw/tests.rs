@@ -205,6 +205,11 @@ fn foreign_gradients_parameters_and_states_are_refused() {
         assert!(matches!(adamw.restore(&half), Err(Error::Layout { what: "second moments", .. })));
         assert_eq!(adamw.step(&mut own, &Gradients::default(), 0.1), Err(Error::NoParameters));
     }
+    // Of one length in both types.
+    let [narrow, wide] = [DType::F32, DType::F64].map(|dtype| parameters(dtype, &[("x", &[16])]));
+    let state = AdamW::new(&wide, AdamWConfig::default()).unwrap().state();
+    let restored = AdamW::new(&narrow, AdamWConfig::default()).unwrap().restore(&state);
+    assert!(matches!(restored, Err(Error::Layout { what: "first moments", .. })));
     // Gradients and parameters of another model are accepted if they have the same layout.
     let mut alike = parameters(DType::F32, &SHAPES);
     let mut gradients = Gradients::new(&alike).unwrap();
