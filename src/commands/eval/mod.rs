@@ -14,7 +14,7 @@ use crate::printing::{bar, tell, unless_closed};
 use crate::trainer::data_facts::{DataFacts, OF_THE_RUN};
 use crate::trainer::score;
 use crate::trainer::trained::{TrainedModel, note_unsaid};
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Error, Result, anyhow, bail};
 use clap::Args;
 use data::{Loader, LoaderConfig, Split, class_among, fingerprint};
 use model::{BiFormer, write_safely};
@@ -133,13 +133,15 @@ fn open(arguments: &Arguments) -> Result<Opened> {
     let source = source.clone();
     let split = arguments.split.map_or_else(|| split_for(&known, &source, arguments.data.is_none()), Ok)?;
     let is_single = |error: &data::Error| matches!(error, data::Error::SingleImage { .. });
-    let dataset = data::open(&source, split)
-        .map_err(|error| match &error {
-            data::Error::Classes(faults) if faults.iter().all(is_single) => anyhow!("{error}{MEASURE_ALL}"),
-            _ if is_single(&error) => anyhow!("{error}{MEASURE_ALL}"),
-            _ => error.into(),
-        })
-        .with_context(|| format!("data {source}{whose}"))?;
+    let dataset = data::open(&source, split).map_err(|error| match &error {
+        data::Error::Classes(faults) if faults.iter().all(is_single) => {
+            anyhow!("data {source}{whose}: {error}{MEASURE_ALL}")
+        }
+        _ if is_single(&error) => anyhow!("data {source}{whose}: {error}{MEASURE_ALL}"),
+        // It is where it was.
+        data::Error::Lacking { .. } => anyhow!("data {source}: {error}"),
+        _ => Error::from(error).context(format!("data {source}{whose}")),
+    })?;
     dataset.notes().iter().for_each(|note| tell!(io::stderr(), "note: {note}"));
     if arguments.data.is_some()
         && arguments.split.is_none()
