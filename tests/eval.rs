@@ -125,6 +125,8 @@ fn the_split_is_what_training_evaluates_on_or_what_is_asked_for() {
         let val = ["eval", "--checkpoint", text(cifar), "--data", data, "--split", "val"];
         biformer(&val).refused(&["lacks a split val", "It has train and test images."]);
     }
+    let own = biformer(&["eval", "--checkpoint", text(cifar), "--split", "val"]);
+    assert!(own.err.contains("lacks a split val") && !own.err.contains("as the run had it"), "{}", own.err);
     assert_eq!(report(cifar, &["--split", "train"])["images"], samples::TRAIN);
     let said = biformer(&["eval", "--checkpoint", text(cifar), "--split", "dev"]);
     assert!(said.status == Some(2) && said.err.contains("there are train, val, test and all"), "{said:?}");
@@ -207,11 +209,13 @@ fn classes_without_names_are_imagenets_or_the_datas() {
             ["eval", "--model", "nano", "--checkpoint", text(&file), "--data", text(data), "--split", "all", "--set"];
         biformer(&[&all[..], &samples::SMALL, more].concat())
     };
+    let picture = folder.join("a.png");
+    samples::picture(&picture, 8, 8, [90; 3]);
     let images = |data: &str, classes: &[String]| {
         let data = folder.join(data);
         for class in classes {
             fs::create_dir_all(data.join(class)).unwrap();
-            samples::picture(&data.join(class).join("a.png"), 8, 8, [90; 3]);
+            fs::copy(&picture, data.join(class).join("a.png")).unwrap();
         }
         data
     };
@@ -221,11 +225,9 @@ fn classes_without_names_are_imagenets_or_the_datas() {
         classes.map(|class| (class["name"].as_str().unwrap().to_owned(), class["top1"].as_f64().unwrap())).collect()
     };
     let found = |data: &Path| -> Vec<(String, f64)> { as_said(&eval(data, &["--json"]).ok().out) };
-    let two = [("tench".to_owned(), 0.0), ("tabby".to_owned(), 1.0)];
-    for classes in [["n01440764", "n02123045"], ["tench", "tabby"]] {
-        assert_eq!(found(&images(classes[0], &classes.map(str::to_owned))), two);
-    }
-    let table = eval(&folder.join("tench"), &[]).ok().out;
+    let two = images("two", &["n01440764", "n02123045"].map(str::to_owned));
+    assert_eq!(found(&two), [("tench".to_owned(), 0.0), ("tabby".to_owned(), 1.0)]);
+    let table = eval(&two, &[]).ok().out;
     assert!(table.contains("There are no images of 998 other classes that the model knows."), "{table}");
     // All of them, which stand in another order.
     let all = found(&images("all", &imagenet_classes()));
@@ -236,7 +238,7 @@ fn classes_without_names_are_imagenets_or_the_datas() {
     assert_eq!(as_said(&said.out)[281], ("mine 1281".to_owned(), 1.0));
     assert!(said.err.contains("taken to be those of the data, in the order of their names"), "{}", said.err);
     let some = images("some", &mine[280..282]);
-    eval(&some, &[]).refused(&["mine 1280, mine 1281 are none of the 1000", "--classes names others"]);
+    eval(&some, &[]).refused(&["mine 1280, mine 1281 are none of the 1000", "give them with --classes FILE"]);
     let names = folder.join("names.txt");
     fs::write(&names, mine.join("\n")).unwrap();
     let said = eval(&some, &["--json", "--classes", text(&names)]).ok();

@@ -95,7 +95,7 @@ fn a_trained_model_refuses_images_that_cannot_fit() {
         let one_gigabyte = "ulimit -v 1000000";
         // Of address space, of which each thread takes some.
         let arguments = [arguments, &["--threads", "2"]].concat();
-        limited(one_gigabyte, &arguments).refused(&["inference takes about", "GB", "a smaller --", "--image-size"]);
+        limited(one_gigabyte, &arguments).refused(&["inference takes", "GB", "a smaller --", "--image-size"]);
     };
     refused(&["predict", "--checkpoint", text(&run), text(&image)]);
     refused(&["eval", "--checkpoint", text(&run), "--data", text(&data)]);

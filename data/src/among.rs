@@ -1,15 +1,15 @@
 //! Images of some of a model's classes.
 
-use crate::imagenet::class_of_folder;
+use crate::imagenet::other_name;
 use crate::{Dataset, Error, Result, Sample, Statistics};
 use std::path::Path;
 use std::sync::Arc;
 
-/// The place of a class among others, by its name: the same name or, if that is a folder's of ImageNet (`n01440764`),
-/// the name of the class (`tench`).
+/// The place of a class among others, by its name; a class of ImageNet may have its folder's name (`n01440764`) in one
+/// place and its own (`tench`) in the other.
 pub fn class_among(name: &str, classes: &[String]) -> Option<usize> {
     let place = |name: &str| classes.iter().position(|class| class == name);
-    place(name).or_else(|| place(class_of_folder(name)?))
+    place(name).or_else(|| place(other_name(name)?))
 }
 
 /// A data set with its labels renumbered as indices into `classes`, among which all of the data set's classes must be,

@@ -11,9 +11,13 @@ pub fn imagenet_classes() -> Vec<String> {
     classes().map(|(_, name)| name.to_owned()).collect()
 }
 
-/// The name of the class whose images ImageNet has in a folder of this name.
-pub(crate) fn class_of_folder(folder: &str) -> Option<&'static str> {
-    classes().find_map(|(its, name)| (its == folder).then_some(name))
+/// What else a class of ImageNet is called: by its own name if this is its folder's, and the other way round.
+pub(crate) fn other_name(name: &str) -> Option<&'static str> {
+    classes().find_map(|(folder, class)| match name {
+        _ if name == folder => Some(class),
+        _ if name == class => Some(folder),
+        _ => None,
+    })
 }
 
 #[cfg(test)]
@@ -32,7 +36,6 @@ mod tests {
     fn folders_are_in_the_order_of_their_names() {
         let folders: Vec<&str> = super::classes().map(|(folder, _)| folder).collect();
         assert!(folders.is_sorted() && folders.iter().all(|folder| folder.len() == 9 && folder.starts_with('n')));
-        assert_eq!(super::class_of_folder("n02123045"), Some("tabby"));
-        assert_eq!(super::class_of_folder("tabby"), None);
+        assert_eq!(["n02123045", "tabby", "my cat"].map(super::other_name), [Some("tabby"), Some("n02123045"), None]);
     }
 }

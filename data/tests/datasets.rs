@@ -233,6 +233,21 @@ fn images_of_some_classes_stand_among_all_of_them() {
 }
 
 #[test]
+fn a_class_of_imagenet_is_known_by_its_folder_too() {
+    let named = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>();
+    let (names, folders) = (named(&["mine", "tench", "tabby"]), named(&["n02123045", "n01440764"]));
+    assert_eq!(
+        ["tabby", "n02123045", "mine", "goldfish"].map(|name| data::class_among(name, &names)),
+        [Some(2), Some(2), Some(0), None]
+    );
+    assert_eq!(["tabby", "n02123045", "mine"].map(|name| data::class_among(name, &folders)), [Some(0), Some(0), None]);
+
+    let images = InMemory::new("test", folders, Statistics::IMAGENET, 1, vec![0; 6], vec![1, 0]).unwrap();
+    let among = data::among(Arc::new(images), &names).unwrap();
+    assert_eq!((among.labels(), among.get(1).unwrap().label), (Some(&[1, 2][..]), 2));
+}
+
+#[test]
 fn what_is_no_image_is_named() {
     let root = tempfile::tempdir().unwrap();
     let path = root.path().join("picture.png");

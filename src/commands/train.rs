@@ -178,8 +178,11 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
 fn train(trainer: &mut Trainer, stop: &AtomicBool, goes_on: bool) -> Result<Status> {
     let started = Instant::now();
     let (folder, argument) = (trainer.folder().path().display().to_string(), trainer.folder().argument());
+    let undrawn =
+        format!("the run is done and saved; biformer train --resume --out {argument} draws its pictures, which failed");
     if trainer.finished() {
         // A killed run may not have got as far as drawing the pictures.
+        when_it_runs_out(undrawn);
         trainer.draw()?;
         let epochs = trainer.epochs();
         unless_closed(print_lines(format_args!(
@@ -196,9 +199,6 @@ fn train(trainer: &mut Trainer, stop: &AtomicBool, goes_on: bool) -> Result<Stat
             let seconds = started.elapsed().as_secs();
             // Drawn before anything is printed, since printing fails on a closed pipe; an error of drawing is returned
             // after the accuracy has been printed.
-            let undrawn = format!(
-                "the run is done and saved; biformer train --resume --out {argument} draws its pictures, which failed"
-            );
             when_it_runs_out(undrawn.clone());
             let drawn = trainer.draw();
             unless_closed(print_accuracy(trainer, seconds, goes_on))?;
@@ -207,6 +207,7 @@ fn train(trainer: &mut Trainer, stop: &AtomicBool, goes_on: bool) -> Result<Stat
             Ok(ended(stop))
         }
         Outcome::Interrupted => {
+            when_it_runs_out(format!("the checkpoint is saved; go on with: biformer train --resume --out {argument}"));
             if let Err(error) = trainer.draw() {
                 tell!(io::stderr(), "note: no pictures: {error:#}");
             }

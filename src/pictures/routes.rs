@@ -17,8 +17,8 @@ use std::path::Path;
 /// image with one region outlined, the k regions that it attends to tinted (the stronger, the better they scored) and
 /// all others dimmed.
 ///
-/// The images are what the model saw: a region is a part of that, or of the padding beside it, which is not drawn. With no routed attention in the trace only the images are drawn; with no images there is no
-/// file.
+/// The images are what the model saw: a region is a part of that, or of the padding beside it, which is not drawn. With
+/// no routed attention in the trace only the images are drawn; with no images there is no file.
 ///
 /// Errors: routes that are not (N, P, k) region indices below P, the number of regions, a slot that is not below N, a file
 /// that cannot be written.

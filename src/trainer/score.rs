@@ -155,7 +155,7 @@ fn verdict(row: &[f32], label: u32) -> Result<(u32, f64, Score)> {
     let score = score(row, label)?;
     let higher = |best: (u32, f32), (class, &x): (u32, &f32)| if x > best.1 { (class, x) } else { best };
     let (class, largest) = (0u32..).zip(row).fold((0, f32::NEG_INFINITY), higher);
-    let total: f64 = row.iter().map(|&x| libm::exp(f64::from(x - largest))).sum();
+    let total: f64 = exponentials(row, largest).sum();
     let loss = libm::log(total) - f64::from(row[label as usize] - largest);
     Ok((class, 1.0 / total, Score { loss, ..score }))
 }
@@ -174,15 +174,19 @@ fn score(row: &[f32], label: u32) -> Result<Score> {
     Ok(Score { loss: 0.0, right: u64::from(before == 0), right_in_five: u64::from(before < 5), images: 1 })
 }
 
-/// The softmax of each row of logits (N, K), one after the other: computed as [`Verdict::probability`] is.
+/// The softmax of each row of logits (N, K), one after the other.
 pub fn probabilities(logits: &Tensor) -> Result<Vec<f64>> {
     let rows = for_rows(logits, std::iter::repeat(()), |row, ()| {
         let largest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let shares: Vec<f64> = row.iter().map(|&x| libm::exp(f64::from(x - largest))).collect();
-        let total: f64 = shares.iter().sum();
-        Ok(shares.into_iter().map(|share| share / total).collect::<Vec<_>>())
+        let total: f64 = exponentials(row, largest).sum();
+        Ok(exponentials(row, largest).map(|exponential| exponential / total).collect::<Vec<_>>())
     })?;
     Ok(rows.concat())
+}
+
+/// What the probabilities of a row of logits are the shares of.
+fn exponentials(row: &[f32], largest: f32) -> impl Iterator<Item = f64> {
+    row.iter().map(move |&x| libm::exp(f64::from(x - largest)))
 }
 
 /// Applies `of` to each row of logits (N, K), together with the image that it belongs to.

@@ -7,6 +7,7 @@ use super::failure::lacks_memory;
 use super::recorded::LossAndLogits;
 use super::score::{Score, judge};
 use super::stored::Stored;
+use super::trained::BY_ORDER;
 use crate::config::RunConfig;
 use crate::staging::{Numbered, Staged, tensors};
 use anyhow::{Context, Error, Result, anyhow, bail};
@@ -48,7 +49,7 @@ impl Learner {
     pub fn from_weights(config: &RunConfig, weights: Stored, classes: &[String]) -> Result<Self> {
         let mut model = BiFormer::new(&config.architecture, config.seed, DType::F32)?;
         let path = &config.weights;
-        let unfit_head = weights.unfit_head(path, classes);
+        let (unfit_head, by_order) = (weights.unfit_head(path, classes), weights.goes_by_order(classes));
         let their_model = weights.described().map(|(theirs, _)| theirs.model.clone());
         let theirs = weights.class_names().unwrap_or_default();
         let weights = weights.into_weights()?;
@@ -63,7 +64,10 @@ impl Learner {
             Some(_) => Error::from(error).context("a run has the model of its weights where no other is asked for"),
             None => error.into(),
         })?;
-        let Some(reason) = unfit_head else { return Self::around(model, config) };
+        let Some(reason) = unfit_head else {
+            let head_note = by_order.then(|| format!("{path}: {BY_ORDER}"));
+            return Ok(Self { head_note, ..Self::around(model, config)? });
+        };
         let from: Vec<Option<usize>> = classes.iter().map(|class| class_among(class, &theirs)).collect();
         model.load_classes(&weights, &from)?;
         let (known, all) = (from.iter().flatten().count(), classes.len());

@@ -4,7 +4,7 @@ use super::best::{BEST, comparable_in, kept_in};
 use super::checkpoint::{Checkpoint, FILE_NAME, Progress, tensor_names};
 use super::data_facts::DataFacts;
 use super::metrics::EpochMetrics;
-use super::trained::{self, Described};
+use super::trained::{self, Described, go_by_order, usual_names};
 use crate::config::RunConfig;
 use crate::paths::{ensure_expanded, quoted};
 use crate::printing::tell;
@@ -107,36 +107,35 @@ impl Stored {
         serde_json::from_str(described.file.metadata.get("progress")?).ok()
     }
 
-    /// The names of the classes that the weights' head is for, as far as they are known: a head for 1,000 classes that
-    /// says nothing of them is taken to be for ImageNet's.
+    /// The names of the classes that the weights' head is for, if they have one: those of weights that name none are the
+    /// [usual](usual_names) ones.
     pub fn class_names(&self) -> Option<Vec<String>> {
         match self {
             Self::Described(described) => Some(described.data.classes.clone()),
-            Self::Alone(file) => trained::usual_names(file.head_classes()?),
+            Self::Alone(file) => file.head_classes().map(usual_names),
         }
+    }
+
+    /// Whether the weights name no classes, so that these are assumed to be theirs, in this order.
+    pub fn goes_by_order(&self, classes: &[String]) -> bool {
+        matches!(self, Self::Alone(_)) && self.class_names().is_some_and(|names| go_by_order(&names, classes))
     }
 
     /// Why the head of the weights cannot be used as it is for a model of these classes; none if it can. `weights` is
     /// their name in the message.
     pub fn unfit_head(&self, weights: &str, classes: &[String]) -> Option<String> {
-        let count = match self {
-            Self::Described(described) => Some(described.data.classes.len()),
-            Self::Alone(file) => file.head_classes(),
-        };
-        let Some(count) = count else { return Some(format!("There is no head in {weights}")) };
-        if count != classes.len() {
-            return Some(format!("The head of {weights} is for {count} classes"));
+        let Some(names) = self.class_names() else { return Some(format!("There is no head in {weights}")) };
+        if names.len() != classes.len() {
+            return Some(format!("The head of {weights} is for {} classes", names.len()));
         }
-        let names = self.class_names()?;
-        // Classes that nothing is known of are assumed to be the right ones if their number is.
-        if matches!(self, Self::Alone(_)) && classes.iter().all(|ours| class_among(ours, &names).is_none()) {
+        if self.goes_by_order(classes) {
             return None;
         }
-        let fits = |(place, ours): &(usize, &String)| class_among(ours, &names) == Some(*place);
-        let (theirs, ours) = names
+        let (_, (theirs, ours)) = names
             .iter()
-            .zip(classes.iter().enumerate())
-            .find_map(|(theirs, ours)| (!fits(&ours)).then_some((theirs, ours.1)))?;
+            .zip(classes)
+            .enumerate()
+            .find(|(place, (theirs, ours))| theirs != ours && class_among(ours, &names) != Some(*place))?;
         Some(format!("The head of {weights} is not for these classes in this order (\"{theirs}\", not \"{ours}\")"))
     }
 

@@ -6,7 +6,7 @@ use super::data_facts::DataFacts;
 use crate::config::{Changes, RunConfig};
 use crate::printing::tell;
 use anyhow::{Context, Result, bail};
-use data::{Statistics, imagenet_classes};
+use data::{Statistics, class_among, imagenet_classes};
 use model::{BiFormer, ModelConfig, TensorFile, preset};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -127,10 +127,7 @@ impl TrainedModel {
         let config = config.of_trained(changes)?;
         let mut model = BiFormer::blank(&config.architecture, DType::F32)?;
         model.load(&file, path)?;
-        let count = config.architecture.num_classes;
-        let numbered = || (0..count).map(|class| format!("class {class}")).collect();
-        let classes = usual_names(count).unwrap_or_else(numbered);
-        let data = DataFacts::unknown(classes, Statistics::IMAGENET);
+        let data = DataFacts::unknown(usual_names(config.architecture.num_classes), Statistics::IMAGENET);
         Ok(Self { model, config, data, named: false })
     }
 
@@ -141,10 +138,23 @@ impl TrainedModel {
     }
 }
 
-/// The names of as many classes, of which weights say nothing more: ImageNet's if they are 1,000.
-pub fn usual_names(classes: usize) -> Option<Vec<String>> {
-    (classes == 1000).then(imagenet_classes)
+/// The names of the classes of weights that name none: ImageNet's if they are 1,000, or else numbers.
+pub fn usual_names(count: usize) -> Vec<String> {
+    match count {
+        1000 => imagenet_classes(),
+        _ => (0..count).map(|class| format!("class {class}")).collect(),
+    }
 }
+
+/// Whether the classes of weights that name none, but are usually called so, are taken to be those of the data, in the
+/// order of their names: if there are as many, and none of them is known by its name.
+pub fn go_by_order(usual: &[String], of_data: &[String]) -> bool {
+    usual.len() == of_data.len() && of_data.iter().all(|class| class_among(class, usual).is_none())
+}
+
+/// What is said of that.
+pub const BY_ORDER: &str =
+    "the weights name no classes; they are taken to be those of the data, in the order of their names";
 
 /// The model of this name, with as many classes as a state_dict's head has.
 pub fn architecture(file: &TensorFile, model: &str) -> Result<ModelConfig> {

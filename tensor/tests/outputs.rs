@@ -102,8 +102,8 @@ fn a_product_without_terms_is_what_is_added_to_it() {
             .row(with_row.then_some(&row))
             .into(result.as_out("test", accumulate).unwrap())
             .unwrap();
-        let there = if with_plus { 5.0 } else { 0.0 } + if accumulate { 7.0 } else { 0.0 };
-        let expected = [1.0, 2.0, 3.0].map(|of_row| there + if with_row { of_row } else { 0.0 });
+        let before = if with_plus { 5.0 } else { 0.0 } + if accumulate { 7.0 } else { 0.0 };
+        let expected = [1.0, 2.0, 3.0].map(|of_row| before + if with_row { of_row } else { 0.0 });
         assert_eq!(result.to_vec::<f32>().unwrap(), expected.repeat(2), "{with_plus} {with_row} {accumulate}");
     }
     let mut nothing = Tensor::zeros_on(&device, [0, 3], DType::F32).unwrap();

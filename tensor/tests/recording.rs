@@ -158,7 +158,7 @@ fn what_a_recording_uses_stays_its_own_when_the_tensors_go() {
     assert!(gpu.stats().held < held, "and goes with the last recording that may use it");
 }
 
-/// Memory that was taken after the first was recorded.
+/// The second uses memory that was taken after the first was recorded.
 #[test]
 fn a_recording_that_goes_leaves_another_what_that_uses() {
     let Some(gpu) = Gpu::for_tests(1) else { return };

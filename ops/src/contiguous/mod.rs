@@ -4,8 +4,8 @@
 //!
 //! **Backward.** dx = dy. Nothing is saved.
 //!
-//! x may be a view, of any type. Errors, on a GPU alone: [`tensor::Error::OutOfMemory`]; [`tensor::Error::Argument`] for
-//! a view whose axes cannot be merged into few enough for a kernel.
+//! x may be a view, of any type. Errors, on a GPU alone: [`tensor::Error::OutOfMemory`]; [`tensor::Error::Argument`]
+//! for a view whose axes cannot be merged into few enough for a kernel.
 
 pub mod cases;
 pub mod reference;

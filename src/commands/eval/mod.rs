@@ -13,10 +13,10 @@ use crate::pictures::confusion;
 use crate::printing::{bar, tell, unless_closed};
 use crate::trainer::data_facts::{DataFacts, OF_THE_RUN};
 use crate::trainer::score;
-use crate::trainer::trained::{TrainedModel, note_unsaid};
-use anyhow::{Context, Error, Result, anyhow, bail};
+use crate::trainer::trained::{BY_ORDER, TrainedModel, go_by_order, note_unsaid};
+use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
-use data::{Loader, LoaderConfig, Split, class_among, fingerprint};
+use data::{Loader, LoaderConfig, Split, fingerprint};
 use model::{BiFormer, write_safely};
 use report::{Prediction, Report, Tally, of_images, print};
 use std::io;
@@ -34,8 +34,10 @@ pub struct Arguments {
     /// have some of the model's classes only.
     #[arg(long, value_name = "embedded|DIR")]
     data: Option<String>,
-    /// A text file with the classes' names, one in each line and in their order, to be used in place of those that the
-    /// model knows. A state_dict alone knows none; if it is of 1,000 classes, they are taken to be ImageNet's.
+    /// A text file with the names of the model's classes, one in each line and in their order, to be used in place of
+    /// those that it knows. The classes of the data are found among them by name. A state_dict alone knows none: 1,000
+    /// are taken to be ImageNet's if the data have any of those; otherwise they are taken to be those of the data, in
+    /// the order of their names, if there are as many.
     #[arg(long, value_name = "FILE")]
     classes: Option<PathBuf>,
     /// Which of its images: train, val, test or all. By default those that training evaluates on: val where a folder
@@ -132,15 +134,16 @@ fn open(arguments: &Arguments) -> Result<Opened> {
     let (source, whose) = arguments.data.as_ref().map_or((&config.data, OF_THE_RUN), |given| (given, ""));
     let source = source.clone();
     let split = arguments.split.map_or_else(|| split_for(&known, &source, arguments.data.is_none()), Ok)?;
-    let is_single = |error: &data::Error| matches!(error, data::Error::SingleImage { .. });
-    let dataset = data::open(&source, split).map_err(|error| match &error {
-        data::Error::Classes(faults) if faults.iter().all(is_single) => {
-            anyhow!("data {source}{whose}: {error}{MEASURE_ALL}")
-        }
-        _ if is_single(&error) => anyhow!("data {source}{whose}: {error}{MEASURE_ALL}"),
-        // It is where it was.
-        data::Error::Lacking { .. } => anyhow!("data {source}: {error}"),
-        _ => Error::from(error).context(format!("data {source}{whose}")),
+    let dataset = data::open(&source, split).map_err(|error| {
+        let is_single = |error: &data::Error| matches!(error, data::Error::SingleImage { .. });
+        let single = match &error {
+            data::Error::Classes(faults) => faults.iter().all(is_single),
+            other => is_single(other),
+        };
+        let way_out = if single { MEASURE_ALL } else { "" };
+        // A folder that lacks this split has not been moved.
+        let whose = if matches!(error, data::Error::Lacking { .. }) { "" } else { whose };
+        anyhow!("data {source}{whose}: {error}{way_out}")
     })?;
     dataset.notes().iter().for_each(|note| tell!(io::stderr(), "note: {note}"));
     if arguments.data.is_some()
@@ -157,19 +160,15 @@ fn open(arguments: &Arguments) -> Result<Opened> {
     }
     if let Some(file) = &arguments.classes {
         known.classes = class_names(file, classes)?;
-    } else if !named
-        && classes == dataset.classes().len()
-        && dataset.classes().iter().all(|class| class_among(class, &known.classes).is_none())
-    {
-        tell!(
-            io::stderr(),
-            "note: the weights name no classes; they are taken to be those of the data, in the order of their names \
-             (--classes gives another)"
-        );
+    } else if !named && go_by_order(&known.classes, dataset.classes()) {
+        tell!(io::stderr(), "note: {BY_ORDER} (--classes FILE gives their names)");
         known.classes = dataset.classes().to_vec();
     }
     let dataset = data::among(dataset, &known.classes).map_err(|error| {
-        let way_out = if arguments.classes.is_none() { "; --classes names others" } else { "" };
+        let way_out = match arguments.classes {
+            None => "; if the model's classes have other names, give them with --classes FILE",
+            Some(_) => "",
+        };
         anyhow!("data {source}: {error}{way_out}")
     })?;
     if !named {

@@ -209,8 +209,8 @@ pub trait Driver: Send + Sync {
     /// Runs a kernel. The arguments must be those that it declares, and it must stay within memory that is the caller's.
     unsafe fn launch(&self, stream: Stream, function: Function, extent: Extent, arguments: &[Arg]) -> Result<()>;
 
-    /// Whether [`Driver::multiply`] can add the row to such a product as an epilogue, at little cost. The answer is always
-    /// the same, or [`Error::OutOfMemory`](crate::Error::OutOfMemory): results have other bits without the epilogue.
+    /// Whether [`Driver::multiply`] can add the row to such a product as an epilogue, at little cost. Errors: those of the
+    /// device. A lack of memory is an error and not a no: without the epilogue results have other bits.
     fn can_end(&self, product: &Product) -> Result<bool>;
 
     /// Multiplies matrices.

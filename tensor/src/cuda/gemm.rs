@@ -109,7 +109,7 @@ impl<'a> Gemm<'a> {
             // A device may refuse an epilogue that it said it could do. If the device itself has failed, the bare product
             // reports that. But a lack of memory must not decide how a result is rounded.
             None | Some(Err(Error::Gpu { .. })) => multiply(&bare),
-            Some(error) => error,
+            Some(failed) => failed,
         }
     }
 

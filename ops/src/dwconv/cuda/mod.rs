@@ -26,9 +26,10 @@ pub static KERNELS: Module = Module {
 /// The maximum number of warps of a block; as in the kernels.
 const WARPS: usize = 7;
 
-/// The maximum number of blocks among which the bands are shared out: two per [multiprocessor](tensor::cuda::MULTIPROCESSORS), whose
-/// registers have no room for more with a 5x5 kernel, rounded down so that bands, often a power of two, are shared out
-/// evenly. A constant, because the order of summation depends on it.
+/// The maximum number of blocks among which the bands are shared out: two per
+/// [multiprocessor](tensor::cuda::MULTIPROCESSORS), whose registers have no room for more with a 5x5 kernel, rounded
+/// down so that bands, often a power of two, are shared out evenly. A constant, because the order of summation depends
+/// on it.
 const BLOCKS: usize = 256;
 
 /// An operand (N, H, W, C) that is read: pixel p, counted in (N, H, W) order, is the C elements from p·stride on.
