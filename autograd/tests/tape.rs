@@ -374,3 +374,20 @@ fn a_backward_pass_that_fails_leaves_no_gradients() {
     tape.backward_from(&y, one(), &mut gradients).unwrap();
     assert_eq!(of(&gradients, p), [1.0, 2.0]);
 }
+
+#[test]
+fn a_frozen_parameter_is_a_constant_whose_gradient_nobody_misses() {
+    let (mut parameters, p, q) = parameters();
+    for frozen in [true, false] {
+        parameters.freeze(|name| frozen && name == "q");
+        let layout = parameters.layout();
+        assert_eq!([p, q].map(|id| layout.is_frozen(id)), [false, frozen]);
+        assert_eq!(Tape::new().parameter(&parameters, q).node().is_none(), frozen);
+        let mut gradients = Gradients::new(&parameters).unwrap();
+        pass(&parameters, p, &[5.0, 7.0], &mut gradients);
+        match gradients.require_all() {
+            Ok(()) => assert!(frozen),
+            Err(error) => assert!(!frozen && error == Error::Unreached { names: vec!["q".into()] }, "{error}"),
+        }
+    }
+}
