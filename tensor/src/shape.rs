@@ -121,12 +121,6 @@ impl From<Vec<usize>> for Shape {
     }
 }
 
-impl PartialEq<[usize]> for Shape {
-    fn eq(&self, other: &[usize]) -> bool {
-        **self == *other
-    }
-}
-
 impl<const N: usize> PartialEq<[usize; N]> for Shape {
     fn eq(&self, other: &[usize; N]) -> bool {
         **self == *other
