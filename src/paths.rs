@@ -62,12 +62,14 @@ pub fn ensure_regular(path: &Path) -> Result<()> {
     }
 }
 
-/// A text quoted as one word of a shell command. On Windows, paths contain backslashes and cannot contain quotation
-/// marks.
-pub fn quoted(text: &str) -> String {
+/// A path quoted as one word of a shell command, which is not taken for an option. On Windows, paths contain backslashes
+/// and cannot contain quotation marks.
+pub fn quoted(path: &str) -> String {
+    let here = if path.starts_with('-') { "./" } else { "" };
+    let text = format!("{here}{path}");
     let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+=:,@%".contains(c) || (cfg!(windows) && c == '\\');
     match !text.is_empty() && text.chars().all(plain) {
-        true => text.to_owned(),
+        true => text,
         false if cfg!(windows) => format!("\"{text}\""),
         false => format!("'{}'", text.replace('\'', r"'\''")),
     }
@@ -85,6 +87,7 @@ mod tests {
             }
             false => [("runs/a-1", "runs/a-1"), ("my runs", "'my runs'"), ("it's", r"'it'\''s'"), ("", "''")],
         };
+        assert_eq!(quoted("-runs"), "./-runs", "no option");
         for (path, word) in words {
             assert_eq!(quoted(path), word);
         }

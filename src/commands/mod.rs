@@ -102,7 +102,7 @@ fn with_tip(mut error: clap::Error, arguments: &[OsString]) -> clap::Error {
         (ErrorKind::UnknownArgument, Some(option), _) if option.starts_with('-') => {
             let is_file = |name: &&OsString| name.as_encoded_bytes().starts_with(b"-") && Path::new(name).exists();
             let file = arguments.iter().find(is_file);
-            file.map(|file| format!("a file of this name is {}", quoted(&format!("./{}", file.display()))))
+            file.map(|file| format!("a file of this name is {}", quoted(&file.display().to_string())))
         }
         (ErrorKind::UnknownArgument, Some(word), _) => {
             meant_by_a_word(word, arguments).map(|option| format!("perhaps it is meant as: {option}"))
