@@ -13,6 +13,9 @@ use std::collections::BTreeMap;
 /// the rest of the report.
 const MAX_CONFUSED: usize = 2000;
 
+/// The most classes without images that are listed: of a thousand classes there may be images of two.
+const MAX_ABSENT: usize = 20;
+
 /// How many of the most frequent mistakes are shown.
 const MAX_MISTAKES: usize = 5;
 
@@ -58,8 +61,10 @@ pub(super) fn print(report: &Report, json: bool) -> Result<()> {
     if json {
         return print_lines(format_args!("{}", serde_json::to_string_pretty(report)?));
     }
-    // Of a thousand classes there may be images of two.
-    let there: Vec<&Class> = report.classes.iter().filter(|class| class.images > 0).collect();
+    let mut there: Vec<&Class> = report.classes.iter().filter(|class| class.images > 0).collect();
+    if report.classes.len() - there.len() <= MAX_ABSENT {
+        there = report.classes.iter().collect();
+    }
     let (heading, names) = column("class", there.iter().map(|class| class.name.as_str()).chain(["all"]));
     say!("{}:", of_images(report.split, &report.data));
     say!("{heading}  {:>7}  {:>6}  {:>6}  {:>9}", "images", "top-1", "top-5", "precision");
@@ -77,10 +82,9 @@ pub(super) fn print(report: &Report, json: bool) -> Result<()> {
         "",
         100.0 * macro_top1
     );
-    match report.classes.len() - there.len() {
-        0 => {}
-        1 => say!("There are no images of another class that the model knows."),
-        others => say!("There are no images of {others} other classes that the model knows."),
+    let absent = report.classes.len() - there.len();
+    if absent > 0 {
+        say!("There are no images of {absent} other classes that the model knows.");
     }
     if !report.mistakes.is_empty() {
         say!("The most frequent mistakes:");
