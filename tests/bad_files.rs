@@ -387,7 +387,7 @@ fn results_replace_results_alone() {
     }
     assert!(with_others == contents(&run), "nothing is harmed");
     for _ in 0..2 {
-        biformer(&["bench", "--op", "bra", "--largest", "56", "--plot", text(&run.join("plot.png"))]).ok();
+        biformer(&["eval", "--checkpoint", text(&run), "--confusion", text(&run.join("plot.png"))]).ok();
         biformer(&[&exported[..], &[text(&run.join("weights.safetensors"))]].concat()).ok();
         biformer(&[&forward[..], &[text(&run.join("results.safetensors"))]].concat()).ok();
     }

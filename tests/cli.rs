@@ -328,8 +328,13 @@ fn a_lesser_instruction_set_can_be_asked_for() {
 }
 
 #[test]
-fn a_number_of_threads_that_is_none_is_spoken_of() {
-    let said = command(&["check", "--data", "embedded"]).env("RAYON_NUM_THREADS", "many").output().unwrap();
-    let note = "note: RAYON_NUM_THREADS=many is no number of threads, and is ignored\n";
-    assert_eq!(Ran::from(said).ok().err, note);
+fn the_number_of_threads_is_that_of_the_option_or_else_of_the_variable() {
+    let said = |variable: &str, option: &[&str]| {
+        let mut check = command(&[&["check", "--data", "embedded"], option].concat());
+        Ran::from(check.env("RAYON_NUM_THREADS", variable).output().unwrap()).ok().err
+    };
+    assert!(said("1023", &[]).contains(" threads instead of 1023, which would be slower"));
+    assert!(said("1023", &["--threads", "1024"]).contains(" threads instead of 1024, which would be slower"));
+    assert_eq!(said("1023", &["--threads", "1"]), "");
+    assert_eq!(said("many", &[]), "note: RAYON_NUM_THREADS=many is no number of threads, and is ignored\n");
 }

@@ -350,22 +350,3 @@ fn anchors(text: &str) -> BTreeSet<String> {
     let anchor = |heading: &str| heading.chars().filter(|&letter| kept(letter)).collect::<String>();
     headings.map(|heading| anchor(heading).to_lowercase().replace(' ', "-")).collect()
 }
-
-// ---- The table of checks ----
-
-/// What the README shows of `biformer gradcheck`, but for rounding errors, which depend on the instruction set.
-#[test]
-fn the_table_of_checks_counts_what_is_checked() {
-    let readme = read("README.md");
-    let table = blocks(&readme, "text").into_iter().find(|block| block.starts_with("operation  ")).expect("the table");
-    let rows = table.lines().skip(1);
-    assert!(rows.clone().count() > 3, "{table}");
-    for row in rows {
-        let shown: Vec<&str> = row.split_whitespace().collect();
-        let report = ops::check::check(ops::registry::find(shown[0]).expect(row));
-        let mutants = format!("{}/{}", report.killed, report.mutants);
-        let counted = [report.cases, report.checked, report.skipped, report.laws].map(|count| count.to_string());
-        assert_eq!([shown[1], shown[2], shown[3], shown[6]], counted.each_ref().map(String::as_str), "{row}");
-        assert_eq!(shown[7], mutants, "{row}");
-    }
-}

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 use toml::{Table, Value};
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
@@ -34,6 +35,28 @@ fn dependencies(table: &Table, found: &mut BTreeSet<String>) {
             _ => dependencies(inner, found),
         }
     }
+}
+
+/// The crates that a build of the workspace's packages takes, each with its version and its features.
+fn built(arguments: &[&str]) -> BTreeSet<String> {
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(["tree", "--offline", "--prefix=none", "--format={p} [{f}]"]).args(arguments).current_dir(ROOT);
+    let output = cargo.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    // Those that have been listed before are marked.
+    String::from_utf8(output.stdout).unwrap().lines().map(|line| line.trim_end_matches(" (*)").to_owned()).collect()
+}
+
+/// A crate that the tests need with other features than the program is compiled again for them, with all that depend on
+/// it: that is most of a build.
+#[test]
+fn tests_share_the_program_s_dependencies() {
+    let (program, tests) = (built(&["--edges=normal,build"]), built(&["--workspace", "--edges=normal,build,dev"]));
+    let others: Vec<&String> = program.difference(&tests).collect();
+    assert!(
+        others.is_empty(),
+        "the tests ask more of {others:?}; see Cargo.toml's `[dependencies]`, which should, too"
+    );
 }
 
 #[test]

@@ -24,11 +24,9 @@ fn taken_and_foretold(mode: &str, arguments: &[&str]) -> (f64, f64) {
 fn the_forecast_is_within_a_tenth() {
     let large: &[&str] = &["--batch-size", "256", "--set", "depth=1,1,1"]; // more than is measured at once
     for (mode, arguments) in [
-        ("train", &["--batch-size", "64"][..]),
-        ("train", &["--batch-size", "128"]),
+        ("train", &["--batch-size", "128"][..]),
         ("train", &["--batch-size", "128", "--recompute", "block"]),
         ("train", &["--model", "tiny", "--batch-size", "8"]),
-        ("train", &["--model", "tiny", "--image-size", "112", "--batch-size", "24", "--set", "auto_pad=true"]),
         ("train", large),
         ("train", &["--model", "base", "--batch-size", "8"]), // few of which are measured
         ("infer", &["--batch-size", "128"]),

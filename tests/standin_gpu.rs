@@ -14,6 +14,21 @@ fn run(standin: &Standin, settings: &[(&str, &str)], arguments: &[&str]) -> Ran 
     Ran::from(standin.under(&mut program).envs(settings.iter().copied()).output().unwrap())
 }
 
+/// Training steps of a small model, one image each.
+const BENCH: [&str; 11] = [
+    "bench",
+    "--device",
+    "cuda",
+    "--batch-size",
+    "1",
+    "--steps",
+    "1",
+    "--set",
+    "depth=1,1,1",
+    "--set",
+    "embed_dim=24,48,96",
+];
+
 #[test]
 fn what_is_missing_is_said() {
     let Some(standin) = Standin::compiled() else { return };
@@ -60,7 +75,7 @@ fn the_libraries_that_are_named_are_used() {
     let bench = |found: &Path, named: &Path| {
         let settings =
             [("LD_LIBRARY_PATH", text(found)), ("BIFORMER_CUDA", text(named)), ("STANDIN_MULTIPROCESSORS", "1")];
-        run(standin, &settings, &["bench", "--device", "cuda", "--batch-size", "1", "--steps", "1"])
+        run(standin, &settings, &BENCH)
     };
     bench(&driver, &folder.join("named")).ok();
     bench(&driver, &named).ok();
@@ -85,13 +100,31 @@ fn memory_that_runs_out_is_called_by_its_name() {
 #[test]
 fn what_is_recommended_for_a_product_is_printed_if_asked_for() {
     let Some(standin) = Standin::compiled() else { return };
-    let bench = ["bench", "--device", "cuda", "--batch-size", "1", "--steps", "1"];
     let settings = [("BIFORMER_PLANS", "1"), ("STANDIN_MULTIPROCESSORS", "1")];
-    let said = run(standin, &settings, &bench).ok().err;
+    let said = run(standin, &settings, &BENCH).ok().err;
     let plans: Vec<&str> = said.lines().filter_map(|line| line.strip_prefix("plan ")).collect();
     assert!(plans.len() > 10 && plans.iter().all(|plan| plan.contains(" by ") && plan.contains(" waves (")), "{said}");
     assert!(plans.iter().all(|plan| plan.contains(" µs)") && !plan.contains("refused")), "{said}");
     assert!(plans.iter().any(|plan| plan.contains(", a row added: ")), "{said}");
+}
+
+/// A variable that makes a GPU do the same in another way: a step gives the same loss, to the bit, but where biases are
+/// added after a product, whose result is rounded before that.
+#[test]
+fn what_a_variable_changes_is_no_result() {
+    let Some(standin) = Standin::compiled() else { return };
+    let loss = |variable: Option<&str>| {
+        let settings: Vec<_> = variable.map(|variable| (variable, "1")).into_iter().collect();
+        let ran = run(standin, &settings, &[&BENCH[..], &["--precision", "bf16", "--json"]].concat()).ok();
+        let report: serde_json::Value = serde_json::from_str(&ran.out).unwrap();
+        report["loss"].as_f64().unwrap()
+    };
+    let plain = loss(None);
+    for variable in ["BIFORMER_UNRECORDED", "BIFORMER_ONE_STREAM", "BIFORMER_UNTRIED_PRODUCTS"] {
+        assert_eq!(loss(Some(variable)), plain, "{variable}");
+    }
+    let bare = loss(Some("BIFORMER_BARE_PRODUCTS"));
+    assert!(bare != plain && (bare / plain - 1.0).abs() < 1e-2, "{bare}, {plain}");
 }
 
 /// A small run on the stand-in GPU.
@@ -130,11 +163,10 @@ fn a_run_goes_on_after_its_gpu_has_failed() {
 #[test]
 fn a_fault_is_that_of_the_gpu_whoever_is_told() {
     let Some(standin) = Standin::compiled() else { return };
-    let bench = ["bench", "--device", "cuda", "--batch-size", "1", "--steps", "1"];
     let mut told = vec![];
     for number in 1..9 {
         let settings = [("STANDIN_EAGER", "1"), ("STANDIN_FAULT", &number.to_string())];
-        let failed = run(standin, &settings, &bench);
+        let failed = run(standin, &settings, &BENCH);
         told.push(failed.err.contains("an earlier kernel"));
         failed.refused(&["unspecified launch failure"]);
     }

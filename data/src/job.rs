@@ -46,7 +46,7 @@ impl Job {
             }
         };
         for number in numbers {
-            let Some(result) = pool.install(|| self.build(number)) else { return };
+            let result = pool.install(|| self.build(number));
             let failed = result.is_err();
             if sender.send(result).is_err() || failed {
                 return;
@@ -54,8 +54,8 @@ impl Job {
         }
     }
 
-    /// Builds one batch, or nothing when told to stop.
-    pub fn build(&self, number: usize) -> Option<Result<Batch>> {
+    /// Builds one batch. An error when told to stop, which nobody waits for.
+    pub fn build(&self, number: usize) -> Result<Batch> {
         let LoaderConfig { batch_size, ref transform, .. } = *self.config;
         let (start, size) = (number * batch_size, transform.size());
         let end = self.order.len().min(start + batch_size);
@@ -67,7 +67,7 @@ impl Job {
         let more = len.saturating_sub(batch.images.len());
         if reserve(&mut batch.images, more).is_err() {
             let problem = format!("there is no memory left for {} images of {size}x{size}", end - start);
-            return Some(Err(Error::setting("batch_size", problem)));
+            return Err(Error::setting("batch_size", problem));
         }
         batch.images.resize(len, 0.0);
         batch.labels.clear();
@@ -77,46 +77,39 @@ impl Job {
         batch.skipped.clear();
 
         let images = batch.images.par_chunks_exact_mut(image_len).zip(&self.order[start..end]);
-        let load = |(out, &showing): (&mut [f32], &Showing)| {
-            (!self.stop.load(Ordering::Relaxed)).then(|| self.load(showing, out))
-        };
-        let labels: Vec<Result<u32>> = images.map(load).collect::<Option<_>>()?;
+        let labels: Vec<Result<u32>> = images.map(|(out, &showing)| self.load(showing, out)).collect();
         for (slot, label) in labels.into_iter().enumerate() {
             batch.labels.push(*label.as_ref().unwrap_or(&0));
             if let Err(error) = label {
                 if error.ends_epoch() {
-                    return Some(Err(error));
+                    return Err(error);
                 }
                 let Showing { sample, before } = self.order[start + slot];
                 batch.skipped.push(Skipped { slot, sample, again: before > 0, reason: error.to_string() });
             }
         }
-        if !batch.skipped.is_empty()
-            && let Err(error) = self.replace_bad(&mut batch, end)?
-        {
-            return Some(Err(error));
+        if !batch.skipped.is_empty() {
+            self.replace_bad(&mut batch, end)?;
         }
         if let Some(mixing) = &self.config.mixing {
             let random = Philox::keyed(self.config.seed, &[MIX, self.epoch, number as u64]);
             mixing.apply(&mut batch, self.config.parts, self.dataset.classes().len(), &mut random.sequence());
         }
-        Some(Ok(batch))
+        Ok(batch)
     }
 
     /// Fills the slot of each bad image with the next good one of the same batch, wrapping around at the end of the
     /// batch. If all are bad, the next good image of the epoch's order after `end` fills them. Either way the result
     /// depends on the order and on the data alone.
-    fn replace_bad(&self, batch: &mut Batch, end: usize) -> Option<Result<()>> {
+    fn replace_bad(&self, batch: &mut Batch, end: usize) -> Result<()> {
         let (count, image_len) = (batch.samples.len(), batch.images.len() / batch.samples.len());
         let mut good = vec![true; count];
         for skipped in &batch.skipped {
             good[skipped.slot] = false;
         }
         if batch.skipped.len() == count {
-            match self.find_good(batch, end, image_len)? {
-                Ok(()) => good[0] = true,
-                error => return Some(error),
-            }
+            self.find_good(batch, end, image_len)?;
+            good[0] = true;
         }
         for slot in (0..count).filter(|&slot| !good[slot]) {
             let source = (1..count).map(|step| (slot + step) % count).find(|&source| good[source]).unwrap_or(slot);
@@ -124,26 +117,22 @@ impl Job {
             batch.labels[slot] = batch.labels[source];
             batch.samples[slot] = batch.samples[source];
         }
-        Some(Ok(()))
+        Ok(())
     }
 
-    /// Fills the first slot of a batch of bad images with the next good one of the epoch's order after `end`. Nothing when
-    /// the epoch is given up meanwhile.
-    fn find_good(&self, batch: &mut Batch, end: usize, image_len: usize) -> Option<Result<()>> {
+    /// Fills the first slot of a batch of bad images with the next good one of the epoch's order after `end`.
+    fn find_good(&self, batch: &mut Batch, end: usize, image_len: usize) -> Result<()> {
         let (limit, others) = (self.config.max_bad_images, self.order.len() - batch.samples.len());
         let skipped = batch.skipped.iter().filter(|skipped| !skipped.again);
         let mut reasons: Vec<String> = skipped.map(|skipped| skipped.reason.clone()).collect();
         for step in 0..others {
-            if self.stop.load(Ordering::Relaxed) {
-                return None;
-            }
             let showing = self.order[(end + step) % self.order.len()];
             match self.load(showing, &mut batch.images[..image_len]) {
                 Ok(label) => {
                     (batch.labels[0], batch.samples[0]) = (label, showing.sample);
-                    return Some(Ok(()));
+                    return Ok(());
                 }
-                Err(error) if error.ends_epoch() => return Some(Err(error)),
+                Err(error) if error.ends_epoch() => return Err(error),
                 Err(error) if showing.before == 0 => reasons.push(error.to_string()),
                 Err(_) => (),
             }
@@ -153,15 +142,18 @@ impl Job {
         }
         let too_many = reasons.len() > limit;
         reasons.truncate(NAMED);
-        Some(Err(if too_many {
+        Err(if too_many {
             Error::TooManyBadImages { limit, first: reasons }
         } else {
             Error::NoGoodImage { first: reasons }
-        }))
+        })
     }
 
     /// Writes the floats of a sample to `out`, (H, W, 3), and gives its label.
     fn load(&self, Showing { sample, before }: Showing, out: &mut [f32]) -> Result<u32> {
+        if self.stop.load(Ordering::Relaxed) {
+            return Err(Error::Worker("it was told to stop".to_owned()));
+        }
         let loaded = self.dataset.get(sample)?;
         let (label, classes) = (loaded.label, self.dataset.classes().len());
         if label as usize >= classes {

@@ -206,8 +206,7 @@ impl Loader {
         let order = samples.map(|sample| Showing { sample, before: 0 }).collect();
         let job = self.job(config.into(), 0, order);
         // The batch of a build that panicked is dropped with it, so that nothing half-made is seen.
-        let built = catch_unwind(AssertUnwindSafe(|| job.build(0))).map_err(|payload| panicked(Some(payload)))?;
-        built.unwrap_or_else(|| Err(Error::Worker("it was told to stop".to_owned())))
+        catch_unwind(AssertUnwindSafe(|| job.build(0))).map_err(|payload| panicked(Some(payload)))?
     }
 
     fn job(&self, config: Arc<LoaderConfig>, epoch: u64, order: Vec<Showing>) -> Job {

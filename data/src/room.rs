@@ -63,6 +63,7 @@ impl Drop for Taken<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::Barrier;
     use std::sync::atomic::{AtomicU64, Ordering};
 
     const LARGE: u64 = 2 * SMALL;
@@ -76,20 +77,23 @@ mod tests {
         let (room, machine) = (room(), || Some(2 * LARGE + 1));
         let [first, second] = [(); 2].map(|()| room.take(LARGE, machine).unwrap());
         drop(room.take(SMALL, || Some(0)).unwrap());
-        let (most, at_once) = (AtomicU64::new(0), AtomicU64::new(2));
+        // Two can be there at once, and two must, as they wait for each other.
+        let (started, both) = (Barrier::new(7), Barrier::new(2));
+        let (most, at_once) = (AtomicU64::new(0), AtomicU64::new(0));
         std::thread::scope(|scope| {
             for _ in 0..6 {
                 scope.spawn(|| {
+                    started.wait();
                     let taken = room.take(LARGE, machine).unwrap();
                     most.fetch_max(at_once.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
-                    std::thread::sleep(Duration::from_millis(5));
+                    both.wait();
                     at_once.fetch_sub(1, Ordering::SeqCst);
                     drop(taken);
                 });
             }
+            started.wait();
             std::thread::sleep(Duration::from_millis(20));
             assert_eq!(most.load(Ordering::SeqCst), 0, "there is no room yet");
-            at_once.store(0, Ordering::SeqCst);
             drop((first, second));
         });
         assert_eq!(most.load(Ordering::SeqCst), 2);

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 
 use data::{Error, Split, load_image, open, size_of_image};
-use image::ImageFormat;
+use image::{DynamicImage, GrayAlphaImage, GrayImage, ImageBuffer, ImageFormat, Rgb, RgbaImage};
 use proptest::prelude::*;
 use support::*;
 
@@ -245,6 +245,26 @@ fn other_formats_show_the_picture_that_a_png_is() {
     let (a, b) = (lossy.pixel(2, 15).unwrap(), turned.pixel(15, 9).unwrap());
     assert!(a.iter().zip(b).all(|(&a, b)| a.abs_diff(b) < 40), "{a:?} {b:?}");
     assert!(load(ANIMATED).unwrap_err().to_string().ends_with("it is an animation"));
+}
+
+/// Grey, deeper and transparent pixels as red, green and blue; what hides a colour is ignored.
+#[test]
+fn pixels_of_other_kinds_have_the_colours_of_rgb() {
+    let root = tempfile::tempdir().unwrap();
+    let path = root.path().join("pixels.png");
+    let load = |picture: DynamicImage| {
+        picture.save(&path).unwrap();
+        [0, 1].map(|column| load_image(&path).unwrap().pixel(0, column).unwrap())
+    };
+    let hidden = RgbaImage::from_raw(2, 1, vec![10, 200, 30, 0, 90, 5, 250, 128]).unwrap();
+    assert_eq!(load(hidden.into()), [[10, 200, 30], [90, 5, 250]]);
+    let grey = GrayImage::from_raw(2, 1, vec![7, 250]).unwrap();
+    assert_eq!(load(grey.into()), [[7; 3], [250; 3]]);
+    let hidden_grey = GrayAlphaImage::from_raw(2, 1, vec![7, 0, 250, 128]).unwrap();
+    assert_eq!(load(hidden_grey.into()), [[7; 3], [250; 3]]);
+    // 257 steps of sixteen bits are one of eight.
+    let deep = ImageBuffer::<Rgb<u16>, _>::from_raw(2, 1, [0, 1, 255, 128, 10, 99].map(|x| x * 257).to_vec()).unwrap();
+    assert_eq!(load(deep.into()), [[0, 1, 255], [128, 10, 99]]);
 }
 
 /// A chunk that says that it is larger than the file is not believed: its memory would be asked for.

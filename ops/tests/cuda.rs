@@ -9,12 +9,16 @@ use tensor::cuda::Gpu;
 use tensor::cuda::nvidia::compiler::version;
 use tensor::{DType, Device, Tensor};
 
+/// In processes that watch the kernels each runs as often as it must, and no more: they take long.
+const ONCE: (&str, &str) = ("ONCE", "1");
+
 /// Where there is no C++ compiler the test says that it is skipped; in CI it may not be.
 #[test]
 fn every_operation_is_that_of_the_cpu() {
     let Some(gpu) = Gpu::for_tests(7) else { return };
     let device = Device::Cuda(gpu);
     let only = std::env::var("ONLY").unwrap_or_default();
+    let again = std::env::var_os(ONCE.0).is_none();
     for name in only.split(',').filter(|name| !name.is_empty()) {
         assert!(registry::find(name).is_some(), "ONLY={name} is no operation");
     }
@@ -24,7 +28,7 @@ fn every_operation_is_that_of_the_cpu() {
         for dtype in [DType::Bf16, DType::F32, DType::F64] {
             let mut worst = [0.0f64; 2];
             for case in (op.cases)() {
-                match parity(&case, &device, dtype) {
+                match parity(&case, &device, dtype, again) {
                     Ok(found) => {
                         worst = [worst[0].max(found.value), worst[1].max(found.gradient)];
                         let within = |error: f64| error <= tolerance(dtype);
@@ -75,19 +79,28 @@ fn operands_of_another_type_are_refused() {
     }
 }
 
-/// All operations once more, in processes in which the kernels are watched: memory errors and undefined behaviour end them.
-/// Once with one multiprocessor, which few images keep busy, and with as many as a large GPU has, where attention then
-/// takes other forms.
+/// These operations, or all, once more, in a process in which the kernels are watched: memory errors and undefined
+/// behaviour end it. With so many multiprocessors: a single one, which few images keep busy, or as many as a large GPU
+/// has, where attention then takes other forms.
+#[cfg(target_os = "linux")]
+fn under_sanitizers(multiprocessors: &str, only: &str) {
+    let Some(mut watched) = standin::sanitized(&["--exact", "every_operation_is_that_of_the_cpu"]) else { return };
+    watched.envs([("BIFORMER_EMULATED_MULTIPROCESSORS", multiprocessors), ("ONLY", only), ONCE]);
+    let ran = watched.output().unwrap();
+    let [out, err] = [&ran.stdout, &ran.stderr].map(|said| String::from_utf8_lossy(said));
+    assert!(ran.status.success(), "{out}{err}");
+}
+
 #[cfg(target_os = "linux")]
 #[test]
 fn sanitizers_find_nothing() {
-    for (multiprocessors, only) in [("1", ""), ("132", "bra")] {
-        let Some(mut again) = standin::sanitized(&["--exact", "every_operation_is_that_of_the_cpu"]) else { return };
-        again.env("BIFORMER_EMULATED_MULTIPROCESSORS", multiprocessors).env("ONLY", only);
-        let ran = again.output().unwrap();
-        let [out, err] = [&ran.stdout, &ran.stderr].map(|said| String::from_utf8_lossy(said));
-        assert!(ran.status.success(), "{multiprocessors} multiprocessors: {out}{err}");
-    }
+    under_sanitizers("1", "");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn sanitizers_find_nothing_in_the_attention_of_a_large_gpu() {
+    under_sanitizers("132", "bra");
 }
 
 /// Products, in all types and forms, as cuBLASLt is asked for them; and where it does nothing besides.
@@ -98,12 +111,24 @@ fn on_the_standin_gpu() {
     standin.repeat(&["every_operation"], &[("ONLY", "linear,mlp"), ("STANDIN_EPILOGUES", "0")]);
 }
 
-/// What NVRTC makes of the kernels, instruction by instruction: for a large GPU and for a small one, where attention
-/// takes other forms, and for those that came after 9.0, which another compiler inside NVRTC is for.
+/// What NVRTC makes of the kernels, instruction by instruction.
+fn repeated_in_ptx(settings: &[(&str, &str)]) {
+    let Some(standin) = Standin::in_ptx(version()) else { return };
+    standin.repeat(&["every_operation"], settings);
+}
+
 #[test]
 fn in_ptx() {
-    let Some(standin) = Standin::in_ptx(version()) else { return };
-    standin.repeat(&["every_operation"], &[]);
-    standin.repeat(&["every_operation"], &[("ONLY", "bra"), ("STANDIN_MULTIPROCESSORS", "1")]);
-    standin.repeat(&["every_operation"], &[("STANDIN_CAPABILITY", "990")]);
+    repeated_in_ptx(&[]);
+}
+
+#[test]
+fn in_ptx_on_a_small_gpu_where_attention_takes_other_forms() {
+    repeated_in_ptx(&[("ONLY", "bra"), ("STANDIN_MULTIPROCESSORS", "1"), ONCE]);
+}
+
+/// For those that came after 9.0, which another compiler inside NVRTC is for.
+#[test]
+fn in_ptx_of_later_generations() {
+    repeated_in_ptx(&[("STANDIN_CAPABILITY", "990"), ONCE]);
 }

@@ -7,12 +7,16 @@ use ops::case::{Case, Definition, Draw, uniform};
 use ops::check::{Report, check, check_case};
 use ops::registry::{self, OPS, Op};
 use proptest::prelude::*;
+use std::collections::BTreeMap;
 use tensor::Tensor;
 
 #[test]
 fn every_operation_is_right_on_its_cases_and_every_mutant_is_caught() {
     tensor::set_poison(true);
     let mut failures = vec![];
+    let table = table_of_the_readme();
+    let mut rows: BTreeMap<&str, &str> = table.lines().map(|row| (row.split(' ').next().unwrap(), row)).collect();
+    assert!(rows.len() > 3, "{table}");
     for op in OPS {
         let report = check(op);
         println!(
@@ -27,9 +31,25 @@ fn every_operation_is_right_on_its_cases_and_every_mutant_is_caught() {
             report.mutants
         );
         assert!(report.checked > 0 && report.mutants > 0, "{} was not checked at all", op.name);
+        if let Some(row) = rows.remove(op.name) {
+            let shown: Vec<&str> = row.split_whitespace().collect();
+            let counted = [report.cases, report.checked, report.skipped, report.laws].map(|count| count.to_string());
+            assert_eq!([shown[1], shown[2], shown[3], shown[6]], counted.each_ref().map(String::as_str), "{row}");
+            assert_eq!(shown[7], format!("{}/{}", report.killed, report.mutants), "{row}");
+        }
         failures.extend(report.failures);
     }
     assert!(failures.is_empty(), "{}", failures.join("\n"));
+    assert!(rows.is_empty(), "the README shows what is not checked: {rows:?}");
+}
+
+/// The rows of `biformer gradcheck` that the README shows. Its rounding errors depend on the instruction set, but its
+/// counts do not.
+fn table_of_the_readme() -> String {
+    let readme = include_str!("../../README.md");
+    let (_, after) = readme.split_once("```text\noperation ").expect("a table of checks");
+    let (table, _) = after.split_once("\n```").unwrap();
+    table.lines().skip(1).collect::<Vec<_>>().join("\n")
 }
 
 /// tanh, whose rule does not see the sign of what it keeps.

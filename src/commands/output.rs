@@ -78,8 +78,8 @@ pub fn sign(file: &mut TensorFile, producer: &str) {
     file.metadata.insert(PRODUCER.to_owned(), producer.to_owned());
 }
 
-fn is_from(file: &TensorFile, producer: &str) -> bool {
-    file.metadata.get(PRODUCER).is_some_and(|of| of == producer)
+fn is_from(path: &Path, producer: &str) -> bool {
+    TensorFile::read_metadata(path).is_ok_and(|metadata| metadata.get(PRODUCER).is_some_and(|of| of == producer))
 }
 
 impl Kind {
@@ -99,15 +99,8 @@ impl Kind {
                     lines.next().is_some_and(|line| line.is_ok_and(|line| is(&line, "image") && is(&line, "predicted")))
                 }
                 Kind::Picture => pictures::is_own(&beginning(path, BEGINNING)),
-                Kind::Tensors => TensorFile::read(path).is_ok_and(|file| {
-                    let fits = |name: &String| {
-                        ["logits", "pooled", "loss"].contains(&name.as_str())
-                            || name.strip_prefix("out").is_some_and(|stage| stage.parse::<u8>().is_ok())
-                            || [".routes", GRADIENT].iter().any(|end| name.ends_with(end))
-                    };
-                    is_from(&file, FORWARD) && file.tensors.keys().all(fits)
-                }),
-                Kind::Weights => TensorFile::read(path).is_ok_and(|file| is_from(&file, EXPORT)),
+                Kind::Tensors => is_from(path, FORWARD),
+                Kind::Weights => is_from(path, EXPORT),
             }
     }
 }

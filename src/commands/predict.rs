@@ -9,7 +9,7 @@ use crate::pictures::{ROWS, attention};
 use crate::printing::{is_closed_pipe, print, print_error, print_lines, printable, tell, unless_closed};
 use crate::trainer::score::probabilities;
 use crate::trainer::trained::{TrainedModel, note_unsaid};
-use anyhow::{Error, Result, bail};
+use anyhow::{Context, Error, Result, bail};
 use autograd::Tape;
 use clap::Args;
 use data::{Transform, load_image};
@@ -141,7 +141,9 @@ struct Opened {
 fn open(arguments: &Arguments) -> Result<Opened> {
     let (pictures, mut without) = pictures(&arguments.images);
     if pictures.is_empty() {
-        return Err(without.swap_remove(0).1);
+        let last = without.pop().context("no pictures")?;
+        without.iter().for_each(|(_, error)| print_error(error));
+        return Err(last.1);
     }
     if let Some(file) = &arguments.attention {
         ensure_output("--attention", file, Kind::Picture)?;

@@ -1,13 +1,13 @@
 //! How a run that cannot continue reports its error, with advice on how to resume it.
 
-use super::{Outcome, Trainer};
+use super::Trainer;
 use crate::paths::quoted;
-use anyhow::{Error, Result, bail};
+use anyhow::{Error, anyhow};
 use std::path::Path;
 
 impl Trainer {
-    /// Adds advice to the error that ended a run, and saves the progress if that is possible and useful.
-    pub(super) fn explained(&self, error: Error) -> Result<Outcome> {
+    /// Ends a run with this error: saves the progress if that is possible and useful, and adds advice to the error.
+    pub(super) fn end_with(&self, error: Error) -> Error {
         let folder = self.folder.argument();
         if failed_gpu(&error) && self.folder.checkpoint().exists() {
             let block = self.learner.config().recompute.advice(" --recompute block");
@@ -16,11 +16,15 @@ impl Trainer {
                 false => ("", ""),
             };
             // Progress since the last checkpoint was in the GPU's memory, and is lost.
-            bail!("{error:#}; what was saved before is unharmed: go on with --resume{less} --out {folder}{other}");
+            return anyhow!(
+                "{error:#}; what was saved before is unharmed: go on with --resume{less} --out {folder}{other}"
+            );
         }
         // An error of the data does not affect what has been learned, so that is saved.
-        let Some(cause) = error.downcast_ref::<data::Error>() else { return Err(error) };
-        self.save()?;
+        let Some(cause) = error.downcast_ref::<data::Error>() else { return error };
+        if let Err(failed) = self.save() {
+            return anyhow!("{error:#}; and what was done since the last checkpoint could not be saved: {failed:#}");
+        }
         let remedy = match cause {
             data::Error::TooManyBadImages { .. } => " with --set max_bad_images=N",
             _ => "",
@@ -31,7 +35,9 @@ impl Trainer {
             }
             _ => (String::new(), ""),
         };
-        bail!("{error:#}{remedy}{all}; what was done is saved: mend this{kept}, and go on with --resume --out {folder}")
+        anyhow!(
+            "{error:#}{remedy}{all}; what was done is saved: mend this{kept}, and go on with --resume --out {folder}"
+        )
     }
 
     /// Which command names all images that cannot be read, where they are in a folder.

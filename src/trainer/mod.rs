@@ -229,7 +229,7 @@ impl Trainer {
         Arc::clone(&self.pool).install(|| {
             introduce(&self.learner, &self.progress, &self.facts, [&self.train, &self.test]);
             let display = Display::new(self.learner.config(), &self.progress, &self.train);
-            let outcome = self.run_on(stop, &display).or_else(|error| self.explained(error));
+            let outcome = self.run_on(stop, &display).map_err(|error| self.end_with(error));
             display.close();
             outcome
         })

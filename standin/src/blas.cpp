@@ -343,7 +343,7 @@ EXPORTED Result cublasLtMatmul(Handle* handle, const Product* product, const voi
         bool misaligned = ends && product->bias % plan->row_alignment, slow = among("STANDIN_SLOW");
         return device().ask(stream, [=, product = *product] {
             if (misaligned) throw Fault{"a bias is less aligned than its plan expects"};
-            if (slow) std::this_thread::sleep_for(std::chrono::seconds(1));
+            if (slow) std::this_thread::sleep_for(std::chrono::milliseconds(100));
             // Partial sums may be written anywhere in the workspace.
             for (uint64_t place = 0; place < bytes; place += 1 << 20) stored<uint64_t>(workspace + place, ~0ull);
             for (int i = 0; i < operands.d.batch; i++) multiply(product, by, plus, operands, i);

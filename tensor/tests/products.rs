@@ -215,8 +215,8 @@ fn the_fastest_algorithm_that_changes_no_bit_is_used() {
 fn on_the_standin_gpu() {
     let Some(standin) = Standin::compiled() else { return };
     for epilogues in ["0", "1", "2", "3"] {
-        standin.repeat(&[], &[("STANDIN_EPILOGUES", epilogues)]);
+        standin.repeat(&["what_a_product_does_besides"], &[("STANDIN_EPILOGUES", epilogues)]);
     }
-    standin.repeat(&[], &[("STANDIN_REFUSED", "2")]);
-    standin.repeat(&[], &[("STANDIN_REDUCTIONS", "0")]);
+    standin.repeat(&["of_every_kind", "what_a_product_does_besides"], &[("STANDIN_REFUSED", "2")]);
+    standin.repeat(&["of_every_kind", "a_long_product"], &[("STANDIN_REDUCTIONS", "0")]);
 }

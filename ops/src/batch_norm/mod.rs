@@ -281,6 +281,7 @@ mod tests {
 
     #[test]
     fn gelu_on_the_cpu_gives_the_bits_of_its_own_operation() -> Result<()> {
+        let _unlimited = tensor::cpu::isa::unlimited();
         // Several blocks of rows: of few channels, and of more than a register has places for.
         for (rows, channels) in [(3000, 24), (200, 300)] {
             let operand = |shape: Shape, seed| uniform(shape, seed).cast(DType::F32);

@@ -27,11 +27,11 @@ pub struct Parity {
     pub gradient: f64,
 }
 
-/// Compares a case on a device, in a type, with the CPU in f64 on the same (rounded) inputs. Two runs must be
-/// bit-identical, and a second contribution to a gradient must be accumulated. Errors: those of the operation;
-/// [`Error::Tensor`] if shapes or bits differ; [`Error::MissingGradient`] if only one of the two gives an input a
-/// gradient.
-pub fn parity(case: &Case, device: &Device, dtype: DType) -> Result<Parity> {
+/// Compares a case on a device, in a type, with the CPU in f64 on the same (rounded) inputs. If it is to run `again`, a
+/// second run must be bit-identical, and a second contribution to a gradient must be accumulated. Errors: those of the
+/// operation; [`Error::Tensor`] if shapes or bits differ; [`Error::MissingGradient`] if only one of the two gives an
+/// input a gradient.
+pub fn parity(case: &Case, device: &Device, dtype: DType, again: bool) -> Result<Parity> {
     let rounded = case.inputs_as(dtype)?;
     let wide = |x: &Tensor| if x.dtype() == DType::Index { Ok(x.clone()) } else { x.cast(DType::F64) };
     let exact: Vec<Tensor> = rounded.iter().map(wide).collect::<tensor::Result<_>>()?;
@@ -42,27 +42,35 @@ pub fn parity(case: &Case, device: &Device, dtype: DType) -> Result<Parity> {
         return Err(tensor::Error::shape("parity", expected.shape().to_string(), got.shape()).into());
     }
     let upstream = upstream_of(&expected).cast(got.dtype())?;
-    let gradients = backward(case, &there, &upstream.to_device(device)?)?;
+    let upstream_there = upstream.to_device(device)?;
+    let gradients = backward(case, &there, &upstream_there)?;
     let expected_gradients = backward(case, &exact, &upstream.cast(DType::F64)?)?;
-    let doubled = backward(&Twice(case), &there, &upstream.to_device(device)?)?;
-    let again = (value(case, &there)?, backward(case, &there, &upstream.to_device(device)?)?);
-    if !same_bits(&[Some(got.clone())], &[Some(again.0)]) || !same_bits(&gradients, &again.1) {
-        return Err(tensor::Error::argument("parity", "two runs on the same inputs differ in their bits").into());
-    }
-
-    let mut found = Parity { value: error_of(&got, &expected), gradient: 0.0 };
-    for (input, expected) in expected_gradients.iter().enumerate() {
-        let (Some(gradient), Some(doubled), Some(expected)) = (&gradients[input], &doubled[input], expected) else {
-            if [&gradients[input], &doubled[input]].map(Option::is_some) != [expected.is_some(); 2] {
-                return Err(Error::MissingGradient { op: "parity", input });
-            }
-            continue;
-        };
-        let twice: Vec<f64> = array(expected).data.iter().map(|x| 2.0 * x).collect();
-        let error = nan_max(error_of(gradient, expected), relative_error(&array(doubled).data, &twice));
-        found.gradient = nan_max(found.gradient, error);
+    let mut found = Parity { value: error_of(&got, &expected), gradient: worst(&gradients, &expected_gradients, 1.0)? };
+    if again {
+        let doubled = backward(&Twice(case), &there, &upstream_there)?;
+        found.gradient = nan_max(found.gradient, worst(&doubled, &expected_gradients, 2.0)?);
+        let second = (value(case, &there)?, backward(case, &there, &upstream_there)?);
+        if !same_bits(&[Some(got)], &[Some(second.0)]) || !same_bits(&gradients, &second.1) {
+            return Err(tensor::Error::argument("parity", "two runs on the same inputs differ in their bits").into());
+        }
     }
     Ok(found)
+}
+
+/// The largest relative error of gradients that should be so many `times` the expected ones.
+fn worst(gradients: &[Option<Tensor>], expected: &[Option<Tensor>], times: f64) -> Result<f64> {
+    let mut worst = 0.0;
+    for (input, pair) in gradients.iter().zip(expected).enumerate() {
+        match pair {
+            (Some(gradient), Some(expected)) => {
+                let expected: Vec<f64> = array(expected).data.iter().map(|x| times * x).collect();
+                worst = nan_max(worst, relative_error(&array(gradient).data, &expected));
+            }
+            (None, None) => {}
+            _ => return Err(Error::MissingGradient { op: "parity", input }),
+        }
+    }
+    Ok(worst)
 }
 
 fn error_of(got: &Tensor, expected: &Tensor) -> f64 {

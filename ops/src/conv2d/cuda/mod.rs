@@ -221,7 +221,7 @@ mod tests {
         let _unlimited = unlimited();
         for case in crate::conv2d::cases::cases() {
             for dtype in [DType::F32, DType::Bf16] {
-                let found = parity(&case, &device, dtype).unwrap();
+                let found = parity(&case, &device, dtype, false).unwrap();
                 assert!(found.value.max(found.gradient) <= tolerance(dtype), "{} {dtype}: {found:?}", case.name);
             }
         }
