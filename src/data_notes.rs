@@ -21,7 +21,7 @@ pub fn warn_of(skipped: &Skipped) {
 }
 
 /// How many of these images each class has. Labels that are none of the classes' are not counted.
-pub fn of_classes(dataset: &dyn Dataset, images: impl IntoIterator<Item = usize>) -> Vec<usize> {
+pub fn images_per_class(dataset: &dyn Dataset, images: impl IntoIterator<Item = usize>) -> Vec<usize> {
     let (mut counts, labels) = (vec![0; dataset.classes().len()], dataset.labels().unwrap_or_default());
     for &label in images.into_iter().filter_map(|image| labels.get(image)) {
         if let Some(count) = counts.get_mut(label as usize) {
@@ -33,7 +33,7 @@ pub fn of_classes(dataset: &dyn Dataset, images: impl IntoIterator<Item = usize>
 
 /// The classes of which all images are among these, which cannot be read.
 pub fn lost_classes(dataset: &dyn Dataset, unreadable: impl IntoIterator<Item = usize>) -> Vec<&str> {
-    let [there, lost] = [of_classes(dataset, 0..dataset.len()), of_classes(dataset, unreadable)];
+    let [there, lost] = [images_per_class(dataset, 0..dataset.len()), images_per_class(dataset, unreadable)];
     let classes = dataset.classes().iter().zip(there.iter().zip(&lost));
     classes.filter(|(_, (there, lost))| **there > 0 && there == lost).map(|(class, _)| class.as_str()).collect()
 }

@@ -2,7 +2,7 @@
 
 use biformer::commands::{self, Cli, Status};
 use biformer::memory::{OrEnd, or_out_of_memory};
-use biformer::printing::{is_closed_pipe, print_error};
+use biformer::printing::print_error;
 use biformer::signals;
 use std::process::ExitCode;
 
@@ -17,7 +17,6 @@ fn main() -> ExitCode {
         Ok(Status::CheckFailed) => ExitCode::from(1),
         Ok(Status::InputsSkipped) => ExitCode::from(2),
         Ok(Status::Interrupted) => signals::end_as_asked(),
-        Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             print_error(&error);
             ExitCode::from(2)

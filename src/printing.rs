@@ -5,6 +5,7 @@ use anyhow::{Context, Result};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::fmt::{self, Display, Write as _};
 use std::io::{self, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 use unicode_width::UnicodeWidthStr;
 
 /// Prints a line and ignores errors, unlike `println!`, which panics on a closed pipe.
@@ -16,26 +17,33 @@ macro_rules! tell {
 }
 pub(crate) use tell;
 
-/// Prints lines of a command's result. Errors: a full disk, a closed pipe.
+/// Whether whoever read the output has seen enough: `biformer info | head -3`.
+static CLOSED: AtomicBool = AtomicBool::new(false);
+
+/// Whether nobody reads what is printed any more, so that a command that does nothing else may end.
+pub fn is_closed() -> bool {
+    CLOSED.load(Ordering::Relaxed)
+}
+
+/// Prints lines of a command's result; or nothing, if nobody reads it any more. Errors: a full disk, for instance.
 pub fn print_lines(text: fmt::Arguments<'_>) -> Result<()> {
     print(format_args!("{text}\n"))
 }
 
 /// The same without a final line break: what is printed next continues the last line.
 pub fn print(text: fmt::Arguments<'_>) -> Result<()> {
+    if is_closed() {
+        return Ok(());
+    }
     let text = text.to_string();
     let lines: Vec<String> = text.split('\n').map(printable).collect();
-    io::stdout().lock().write_all(lines.join("\n").as_bytes()).context("standard output")
-}
-
-/// Whether printing failed because whoever read the output has seen enough: `biformer info | head -3`.
-pub fn is_closed_pipe(error: &anyhow::Error) -> bool {
-    error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
-}
-
-/// The result of printing, in which a closed pipe is not an error.
-pub fn unless_closed(printed: Result<()>) -> Result<()> {
-    printed.or_else(|error| if is_closed_pipe(&error) { Ok(()) } else { Err(error) })
+    match io::stdout().lock().write_all(lines.join("\n").as_bytes()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
+            CLOSED.store(true, Ordering::Relaxed);
+            Ok(())
+        }
+        printed => printed.context("standard output"),
+    }
 }
 
 /// Prints an error in one line.

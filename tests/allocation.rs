@@ -8,7 +8,7 @@ use biformer::data::{Loader, LoaderConfig, Split, Transform, open};
 use biformer::device::Precision;
 use biformer::tensor::cpu::parallel::thread_pool;
 use biformer::tensor::{PoolStats, pool_stats, trim_pool};
-use biformer::trainer::step::Learner;
+use biformer::trainer::learner::Learner;
 
 const BATCH: usize = 16;
 const STEPS: usize = 12;

@@ -7,7 +7,7 @@ use biformer::config::{Changes, Recompute, RunConfig};
 use biformer::device::{DeviceName, Precision};
 use biformer::inference::Inference;
 use biformer::staging::Numbered;
-use biformer::trainer::step::Learner;
+use biformer::trainer::learner::Learner;
 use biformer::trainer::{Outcome, Trainer};
 use common::program::{assert_same_run, biformer, fresh, text};
 use common::samples;
@@ -213,10 +213,10 @@ fn a_batch_that_was_sent_ahead_is_the_one_whose_turn_it_is() {
 fn a_run_that_stops_and_goes_on_has_the_bits_of_one_that_does_not() {
     let Some(device) = there() else { return };
     let folder = fresh(&format!("device-stops-{device}"));
-    let data = text(&samples::cifar10(&folder.join("data"))).to_owned();
+    let data = text(&samples::cifar10_of(&folder.join("data"), 8)).to_owned();
     let config = |out: &str| {
         let (data, out) = (data.clone(), folder.join(out));
-        RunConfig { data, out, epochs: 1, batch_size: 32, ..config(device, Precision::Bf16) }
+        RunConfig { data, out, epochs: 1, batch_size: 8, ..config(device, Precision::Bf16) }
     };
     let (go, stop) = (AtomicBool::new(false), AtomicBool::new(true));
     Trainer::new(config("whole")).unwrap().run(&go).unwrap();
@@ -282,7 +282,7 @@ fn recorded_inference_has_the_bits_of_one_that_is_not_whatever_the_weights() {
 fn a_run_goes_on_on_another_device() {
     let Some(device) = there() else { return };
     let folder = fresh(&format!("device-{device}"));
-    let data = samples::cifar10(&folder.join("data"));
+    let data = samples::cifar10_of(&folder.join("data"), 16);
     let config = samples::config(&folder, "");
     let train = |out: &str, more: &[&str]| {
         let out = folder.join(out);

@@ -6,7 +6,7 @@ use biformer::config::RunConfig;
 use biformer::device::DeviceName;
 use biformer::inference::Inference;
 use biformer::staging::Numbered;
-use biformer::trainer::step::Learner;
+use biformer::trainer::learner::Learner;
 use data::Batch;
 use tensor::cuda::Gpu;
 use tensor::{DType, Device};

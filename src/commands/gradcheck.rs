@@ -3,7 +3,7 @@
 use super::Status;
 use super::options::Threads;
 use super::output::{Kind, ensure_output};
-use crate::printing::{plural, unless_closed};
+use crate::printing::plural;
 use anyhow::{Result, bail};
 use clap::Args;
 use model::{did_you_mean, nearest, write_safely};
@@ -42,21 +42,18 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
 }
 
 fn check_all(arguments: &Arguments, ops: &[&Op]) -> Result<Status> {
-    let mut reports = vec![];
-    // The exit status and the file, too, say what is found, and must not depend on whether the output is read to the
-    // end.
-    unless_closed(print_all(ops, &mut reports))?;
-    reports.extend(ops[reports.len()..].iter().map(|op| check(op)));
+    let reports = print_all(ops)?;
     if let Some(path) = &arguments.json {
         let all: Vec<Value> = reports.iter().map(as_json).collect();
         write_safely(path, serde_json::to_string_pretty(&all)?.as_bytes())?;
     }
-    unless_closed(print_failures(&reports))?;
+    print_failures(&reports)?;
     Ok(if reports.iter().all(|report| report.failures.is_empty()) { Status::Done } else { Status::CheckFailed })
 }
 
 /// Checks operations, and prints a line of each as soon as it is known.
-fn print_all(ops: &[&Op], reports: &mut Vec<Report>) -> Result<()> {
+fn print_all(ops: &[&Op]) -> Result<Vec<Report>> {
+    let mut reports = vec![];
     say!(
         "Gradients in f64 against central differences (limit {DIFFERENCE_TOLERANCE:.0e}) and against dual numbers \
          through the\nreference (limit {EXACT_TOLERANCE:.0e}); laws; and mutants, backward rules broken on purpose, \
@@ -80,7 +77,7 @@ fn print_all(ops: &[&Op], reports: &mut Vec<Report>) -> Result<()> {
         reports.push(report);
         say!("{line}");
     }
-    Ok(())
+    Ok(reports)
 }
 
 fn print_failures(reports: &[Report]) -> Result<()> {

@@ -6,7 +6,7 @@ use super::output::{Kind, ensure_output};
 use crate::device::Compute;
 use crate::memory::{ensure_room_to_infer, image_bytes};
 use crate::pictures::{ROWS, attention};
-use crate::printing::{is_closed_pipe, print, print_error, print_lines, printable, tell, unless_closed};
+use crate::printing::{is_closed, print, print_error, print_lines, printable, tell};
 use crate::trainer::score::probabilities;
 use crate::trainer::trained::{TrainedModel, note_unsaid};
 use anyhow::{Context, Error, Result, bail};
@@ -86,9 +86,13 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
         let mut listed = Listed { json: arguments.json, top: arguments.top.into(), any: false, status: Status::Done };
         for (folder, error) in without {
             let outcome = listed.skip(&error);
-            unless_closed(listed.print(&Prediction { path: folder.to_string_lossy(), outcome }))?;
+            listed.print(&Prediction { path: folder.to_string_lossy(), outcome })?;
         }
-        'chunks: for paths in pictures.chunks(at_once) {
+        for paths in pictures.chunks(at_once) {
+            // If the output is no longer read, there may still be something to draw.
+            if is_closed() && maps.as_ref().is_none_or(AttentionMaps::is_full) {
+                break;
+            }
             let load = |path: &PathBuf| load_image(path).map(|image| transform.pixels(&image));
             let loaded: Vec<data::Result<Vec<f32>>> = paths.par_iter().map(load).collect();
             let point = maps.as_ref().filter(|maps| !maps.is_full()).map(|maps| maps.point);
@@ -103,22 +107,14 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
                     // The other pictures are not affected.
                     Err(error) => listed.skip(&error.into()),
                 };
-                match listed.print(&Prediction { path: path.to_string_lossy(), outcome }) {
-                    // The output is no longer read, but there may be something to draw.
-                    Err(error) if is_closed_pipe(&error) => {
-                        if maps.as_ref().is_none_or(AttentionMaps::is_full) {
-                            break 'chunks;
-                        }
-                    }
-                    printed => printed?,
-                }
+                listed.print(&Prediction { path: path.to_string_lossy(), outcome })?;
             }
         }
         if let Some(maps) = maps {
             maps.draw()?;
         }
         let status = listed.status;
-        unless_closed(listed.end())?;
+        listed.end()?;
         Ok(status)
     })
 }

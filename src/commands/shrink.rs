@@ -4,7 +4,7 @@ use super::Status;
 use super::options::{Threads, pictures_in, whole};
 use crate::lock::Locked;
 use crate::paths::resolved;
-use crate::printing::{bar, plural, tell, unless_closed};
+use crate::printing::{bar, plural, tell};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use data::shrunk;
@@ -89,7 +89,7 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
             }
         }
         let unread = pictures.len() - written - there;
-        unless_closed(print_counts(&arguments.output, [written, there, unread], bytes))?;
+        print_counts(&arguments.output, [written, there, unread], bytes)?;
         Ok(if unread == 0 { Status::Done } else { Status::InputsSkipped })
     })
 }

@@ -6,7 +6,7 @@ use super::set::{Assignments, assignment, fields, run_field};
 use crate::config::{Changes, DEFAULT_MODEL, Recompute, RunConfig, merge};
 use crate::device::{DeviceName, Precision};
 use crate::memory::when_it_runs_out;
-use crate::printing::{capitalized, plural, print_lines, tell, unless_closed};
+use crate::printing::{capitalized, plural, print_lines, tell};
 use crate::signals;
 use crate::trainer::folder::holds_run;
 use crate::trainer::{Outcome, Trainer};
@@ -185,11 +185,11 @@ fn train(trainer: &mut Trainer, stop: &AtomicBool, goes_on: bool) -> Result<Stat
         when_it_runs_out(undrawn);
         trainer.draw()?;
         let epochs = trainer.epochs();
-        unless_closed(print_lines(format_args!(
+        print_lines(format_args!(
             "{folder}: this run is done, after {epochs} epoch{}.\nTrain it further with: biformer train --resume --out \
              {argument} --epochs N",
             plural(epochs)
-        )))?;
+        ))?;
         return Ok(ended(stop));
     }
     // If the run was asked to stop before this, for example while the data were being opened, no step is begun.
@@ -197,13 +197,13 @@ fn train(trainer: &mut Trainer, stop: &AtomicBool, goes_on: bool) -> Result<Stat
     match outcome {
         Outcome::Finished => {
             let seconds = started.elapsed().as_secs();
-            // Drawn before anything is printed, since printing fails on a closed pipe; an error of drawing is returned
-            // after the accuracy has been printed.
+            // Drawn before anything is printed, as that may fail; an error of drawing is returned after the accuracy has
+            // been printed.
             when_it_runs_out(undrawn.clone());
             let drawn = trainer.draw();
-            unless_closed(print_accuracy(trainer, seconds, goes_on))?;
+            print_accuracy(trainer, seconds, goes_on)?;
             drawn.context(undrawn)?;
-            unless_closed(print_what_is_there(trainer))?;
+            print_what_is_there(trainer)?;
             Ok(ended(stop))
         }
         Outcome::Interrupted => {

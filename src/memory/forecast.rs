@@ -3,7 +3,7 @@
 //! Nearly all of it is in the buffer pool, whose statistics are read.
 
 use crate::config::RunConfig;
-use crate::trainer::step::Learner;
+use crate::trainer::learner::Learner;
 use anyhow::Result;
 use autograd::Tape;
 use data::Batch;

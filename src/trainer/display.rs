@@ -2,11 +2,11 @@
 
 use super::checkpoint::Progress;
 use super::data_facts::DataFacts;
+use super::learner::Learner;
 use super::metrics::EpochMetrics;
-use super::step::Learner;
 use super::stopwatch::Lap;
 use crate::config::RunConfig;
-use crate::data_notes::{distinct_notes, lost_classes, of_classes, warn_of};
+use crate::data_notes::{distinct_notes, images_per_class, lost_classes, warn_of};
 use crate::device::{DeviceName, Precision};
 use crate::paths::quoted;
 use crate::printing::{bar, plural, tell};
@@ -129,7 +129,7 @@ fn are_larger(images: &dyn Dataset, side: usize) -> bool {
 /// The smallest class and the largest, where this has twice as many images or more.
 fn uneven(images: &dyn Dataset) -> Option<[(&str, usize); 2]> {
     images.labels()?;
-    let counts = of_classes(images, 0..images.len());
+    let counts = images_per_class(images, 0..images.len());
     let counted = || images.classes().iter().map(String::as_str).zip(counts.iter().copied());
     let (small, large) = (counted().min_by_key(|class| class.1)?, counted().max_by_key(|class| class.1)?);
     (large.1 >= 2 * small.1).then_some([small, large])

@@ -3,7 +3,7 @@
 //! | file | what it holds |
 //! |---|---|
 //! | `resume.rs` | a run that goes on from its checkpoint |
-//! | `step.rs` | [`Learner`]: model, optimiser and average; one training step |
+//! | `learner.rs` | [`Learner`]: model, optimiser and average; one training step |
 //! | `score.rs` | how well images are classified, in training and in a test |
 //! | `recorded.rs` | a training step on a GPU, recorded once and replayed |
 //! | `average.rs` | the moving average of weights and running statistics |
@@ -28,12 +28,12 @@ mod display;
 mod failure;
 pub mod folder;
 mod images;
+pub mod learner;
 pub mod logs;
 pub mod metrics;
 mod recorded;
 mod resume;
 pub mod score;
-pub mod step;
 mod stopwatch;
 pub mod stored;
 pub mod trained;
@@ -50,6 +50,7 @@ use data_facts::DataFacts;
 use display::{Display, announce, introduce};
 use folder::{PICTURED, RunFolder, ensure_free};
 pub use images::Images;
+use learner::{LOWER_RATE, Learner};
 use metrics::{EpochMetrics, Timing};
 use model::recognised;
 use optim::Schedule;
@@ -59,7 +60,6 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
-use step::{LOWER_RATE, Learner};
 use stopwatch::{Lap, Stopwatch};
 use stored::Stored;
 use trained::note_unsaid;
@@ -333,7 +333,7 @@ impl Trainer {
             let all = self.test.dataset().len();
             let shown = PICTURED.min(all);
             let batch = self.test.batch_of((0..shown).map(|image| image * all / shown).collect())?;
-            let trace = self.learner.with_average(|model| step::trace(model, &batch))?;
+            let trace = self.learner.with_average(|model| learner::trace(model, &batch))?;
             self.folder.draw_routes(&batch, &trace, self.test.transform())
         })
     }

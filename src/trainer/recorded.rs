@@ -9,8 +9,8 @@
 
 use super::average::Average;
 use super::failure::lacks_memory;
+use super::learner::{LOWER_RATE, Learner, modes};
 use super::score::{Score, judge};
-use super::step::{LOWER_RATE, Learner, modes};
 use crate::staging::{Numbered, Staged};
 use anyhow::{Context, Error, Result};
 use model::Mode;

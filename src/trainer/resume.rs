@@ -5,7 +5,7 @@ use super::data_facts::OF_THE_RUN;
 use super::display::announce;
 use super::folder::RunFolder;
 use super::images::Images;
-use super::step::Learner;
+use super::learner::Learner;
 use super::trained::Described;
 use super::{Trainer, ensure_room};
 use crate::config::{Changes, RunConfig};

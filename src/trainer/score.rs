@@ -1,6 +1,6 @@
 //! How well images were classified: while training, and in a test.
 
-use super::step::{LOWER_RATE, loss};
+use super::learner::{LOWER_RATE, loss};
 use crate::inference::Inference;
 use crate::staging::{Numbered, numbered, tensors};
 use anyhow::{Context, Result, bail};

@@ -19,11 +19,16 @@ const RECORDS: usize = 32;
 /// Writes a data set in the binary layout of CIFAR-10: five files of training images and one of test images, ten
 /// classes that differ in colour, with some noise. Gives its folder.
 pub fn cifar10(folder: &Path) -> PathBuf {
+    cifar10_of(folder, RECORDS)
+}
+
+/// The same with so many images in each file.
+pub fn cifar10_of(folder: &Path, records: usize) -> PathBuf {
     let data = folder.join("cifar-10-batches-bin");
     fs::create_dir_all(&data).unwrap();
     let files = (1..=5).map(|file| format!("data_batch_{file}.bin")).chain(["test_batch.bin".to_owned()]);
     for (number, name) in files.enumerate() {
-        let bytes: Vec<u8> = (0..RECORDS).flat_map(|record| image(number * RECORDS + record)).collect();
+        let bytes: Vec<u8> = (0..records).flat_map(|record| image(number * records + record)).collect();
         fs::write(data.join(name), bytes).unwrap();
     }
     fs::write(data.join("batches.meta.txt"), "zero\none\ntwo\nthree\nfour\nfive\nsix\nseven\neight\nnine\n").unwrap();

@@ -10,7 +10,7 @@ use crate::inference::Inference;
 use crate::memory::{ensure_room_to_infer, ensure_room_to_train, image_bytes};
 use crate::printing::plural;
 use crate::staging::Numbered;
-use crate::trainer::step::Learner;
+use crate::trainer::learner::Learner;
 use anyhow::{Result, bail};
 use autograd::Profile;
 use data::Batch;

@@ -4,8 +4,8 @@ mod repeated;
 
 use super::Status;
 use super::options::Threads;
-use crate::data_notes::{distinct_notes, lost_classes, of_classes};
-use crate::printing::{bar, column, plural, print_lines, tell, unless_closed};
+use crate::data_notes::{distinct_notes, images_per_class, lost_classes};
+use crate::printing::{bar, column, plural, print_lines, tell};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use data::{Dataset, Split};
@@ -28,9 +28,7 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> Result<Status> {
     arguments.threads.run(|| {
         let splits = splits(&arguments.data)?;
-        // The exit status, too, says what is found, and must not depend on whether the output is read to the end:
-        // `biformer check .. | head`.
-        unless_closed(print_classes(&splits))?;
+        print_classes(&splits)?;
         let notes = distinct_notes(splits.iter().map(|(_, dataset)| dataset.as_ref()));
         notes.iter().for_each(|note| tell!(io::stderr(), "note: {note}"));
         let read: Vec<Vec<data::Result<u64>>> =
@@ -47,7 +45,7 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
         let most = bad.iter().copied().max().unwrap_or(0);
         let bad: usize = bad.iter().sum();
         let all: usize = splits.iter().map(|(_, dataset)| dataset.len()).sum();
-        unless_closed(print_lines(format_args!("{bad} of {all} image{} cannot be read.", plural(all))))?;
+        print_lines(format_args!("{bad} of {all} image{} cannot be read.", plural(all)))?;
         if bad > 0 && !lost {
             let counted = if most < bad { " (in training and in the test, each)" } else { "" };
             tell!(io::stderr(), "note: training skips them with --set max_bad_images={most}{counted}");
@@ -81,7 +79,7 @@ fn print_classes(splits: &[(Split, Arc<dyn Dataset>)]) -> Result<()> {
     let (heading, names) = column("class", splits[0].1.classes().iter().map(String::as_str).chain(["all"]));
     let counts: Vec<Vec<usize>> = splits
         .iter()
-        .map(|(_, dataset)| [of_classes(dataset.as_ref(), 0..dataset.len()), vec![dataset.len()]].concat())
+        .map(|(_, dataset)| [images_per_class(dataset.as_ref(), 0..dataset.len()), vec![dataset.len()]].concat())
         .collect();
     let line = |name: &str, cells: Vec<String>| {
         let cells: String = cells.iter().map(|cell| format!("  {cell:>7}")).collect();

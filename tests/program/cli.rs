@@ -1,12 +1,10 @@
 //! Every command's way through the real program, on a small model and small data.
 
-mod common;
-
+use crate::common::program::{Ran, biformer, command, copy_folder, fresh, text, unread};
+use crate::common::samples;
 use biformer::commands::Cli;
 use biformer::data::load_image;
 use clap::CommandFactory;
-use common::program::{Ran, biformer, command, copy_folder, fresh, text, unread};
-use common::samples;
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -51,7 +49,7 @@ fn train_leaves_a_complete_run_folder() {
     let config: toml::Table = fs::read_to_string(run.join("config.toml")).unwrap().parse().unwrap();
     assert_eq!(config["batch_size"].as_integer(), Some(16), "as asked");
     assert_eq!(config["clip_norm"].as_float(), Some(5.0), "as by default");
-    let mut files: Vec<String> = common::program::contents(run).into_keys().collect();
+    let mut files: Vec<String> = crate::common::program::contents(run).into_keys().collect();
     files.sort();
     let expected = [
         ".lock",

@@ -1,9 +1,7 @@
 //! The same seed gives the same bits: twice, with any number of threads, and whatever is computed again.
 
-mod common;
-
-use common::program::{assert_same_run, biformer, text};
-use common::undisturbed::Undisturbed;
+use crate::common::program::{assert_same_run, biformer, text};
+use crate::common::undisturbed::Undisturbed;
 use std::path::Path;
 use std::sync::LazyLock;
 

@@ -1,12 +1,10 @@
 //! How images are normalised, and what a test shows of them: as a run asks for it, wherever its model is used.
 
-mod common;
-
+use crate::common::program::{biformer, contents, fresh, text};
+use crate::common::samples;
 use biformer::config::RunConfig;
 use biformer::data::{Crop, Statistics};
 use biformer::trainer::checkpoint::Checkpoint;
-use common::program::{biformer, contents, fresh, text};
-use common::samples;
 use serde_json::Value;
 use std::fs;
 use std::path::Path;

@@ -1,11 +1,9 @@
 //! Pictures that cannot be read: what a user is told of them, by which command.
 
-mod common;
-
+use crate::common::program::{biformer, command, copy_folder, fresh, text, unread, with_slashes};
+use crate::common::samples;
 use biformer::model::TensorFile;
 use biformer::trainer::checkpoint::Checkpoint;
-use common::program::{biformer, command, copy_folder, fresh, text, unread, with_slashes};
-use common::samples;
 use serde_json::Value;
 use std::fs;
 use std::path::Path;

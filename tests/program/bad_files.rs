@@ -1,13 +1,11 @@
 //! Files that the program is to read or write and cannot: weights, checkpoints, run folders, full disks. What it
 //! says is one line with the way out, and nothing on disk is harmed.
 
-mod common;
-
+use crate::common::program::{biformer, contents, fresh, text};
+use crate::common::samples::{self, Trained};
 use biformer::model::TensorFile;
 use biformer::tensor::Tensor;
 use biformer::trainer::folder::RunFolder;
-use common::program::{biformer, contents, fresh, text};
-use common::samples::{self, Trained};
 use std::fs;
 use std::io::ErrorKind;
 use std::path::PathBuf;
@@ -303,7 +301,7 @@ fn run_folders_that_cannot_be() {
 #[cfg(unix)]
 #[test]
 fn a_disk_that_fills_up_harms_no_checkpoint() {
-    use common::program::limited;
+    use crate::common::program::limited;
     let run = copied_run("full disk");
     let before = contents(&run);
     let config = text(&shared().config);

@@ -1,11 +1,9 @@
 //! `biformer forward`: a model on a tensor from a file.
 
-mod common;
-
+use crate::common::program::{biformer, fresh, text};
+use crate::common::{generator, golden, samples};
 use biformer::model::{BiFormer, TensorFile, preset};
 use biformer::tensor::{DType, Tensor};
-use common::program::{biformer, fresh, text};
-use common::{generator, golden, samples};
 use std::fs;
 use std::path::Path;
 

@@ -1,12 +1,10 @@
 //! PyTorch's own files, which PyTorch wrote (`fixtures/pth/make.py`): read to the bit, and used as safetensors files are. What
 //! is no such file, or was damaged, is refused.
 
-mod common;
-
+use crate::common::generator;
+use crate::common::program::{biformer, fresh, text};
 use biformer::model::{BiFormer, TensorFile};
 use biformer::tensor::DType;
-use common::generator;
-use common::program::{biformer, fresh, text};
 use proptest::prelude::*;
 use serde_json::Value;
 use std::fs;

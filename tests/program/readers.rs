@@ -1,12 +1,10 @@
 //! Files cut off or changed anywhere, and configurations of anything: errors, but never a panic.
 
-mod common;
-
+use crate::common::program::{biformer, fresh, text};
+use crate::common::samples;
 use biformer::config::{Changes, RunConfig};
 use biformer::model::TensorFile;
 use biformer::trainer::stored::Stored;
-use common::program::{biformer, fresh, text};
-use common::samples;
 use proptest::prelude::*;
 use std::fs;
 use std::path::PathBuf;
@@ -184,7 +182,7 @@ fn files_are_written_whole_through_links_and_never_over_devices() {
     fs::remove_file(&link).unwrap();
     symlink("target", &link).unwrap();
     assert!(file.write(&folder).unwrap_err().to_string().contains("regular file"));
-    assert_eq!(common::program::contents(&folder).len(), 2);
+    assert_eq!(crate::common::program::contents(&folder).len(), 2);
 }
 
 #[test]
@@ -193,5 +191,5 @@ fn a_file_may_have_the_longest_name_that_there_is() {
     let path = folder.join("n".repeat(255));
     TensorFile::default().write(&path).unwrap();
     assert!(TensorFile::read(&path).unwrap().tensors.is_empty());
-    assert_eq!(common::program::contents(&folder).len(), 1);
+    assert_eq!(crate::common::program::contents(&folder).len(), 1);
 }

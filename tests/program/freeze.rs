@@ -1,10 +1,8 @@
 //! Training a part of a model: what is frozen stays to the bit, through averages, a stop and a resume.
 
-mod common;
-
+use crate::common::program::{assert_same_run, biformer, contents, fresh, text};
+use crate::common::samples::{self, Trained};
 use biformer::model::TensorFile;
-use common::program::{assert_same_run, biformer, contents, fresh, text};
-use common::samples::{self, Trained};
 use std::path::Path;
 
 const FROZEN: [&str; 2] = ["downsample_layers.0.", "stages.0."];

@@ -1,18 +1,16 @@
 //! Weights alone: out of a run for other programs, and from other programs to be measured and used.
 
-mod common;
-
+use crate::common::program::{Ran, biformer, contents, copy_folder, fresh, text};
+use crate::common::samples::{self, Trained};
 use biformer::config::{Changes, RunConfig};
 use biformer::data::Statistics;
 use biformer::model::{BiFormer, ModelConfig, TensorFile, preset};
 use biformer::tensor::{DType, Tensor};
 use biformer::trainer::Trainer;
 use biformer::trainer::checkpoint::Checkpoint;
+use biformer::trainer::learner::Learner;
 use biformer::trainer::metrics::EpochMetrics;
-use biformer::trainer::step::Learner;
 use biformer::trainer::stored::Stored;
-use common::program::{Ran, biformer, contents, copy_folder, fresh, text};
-use common::samples::{self, Trained};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -342,7 +340,7 @@ fn data_that_have_moved_are_asked_for() {
     let [_, data] = shared();
     let folder = fresh("weights-moved");
     let from = |place: &Path, arguments: &[&str]| {
-        let mut command = common::program::command(arguments);
+        let mut command = crate::common::program::command(arguments);
         Ran::from(command.current_dir(place).output().unwrap())
     };
     let here = |arguments: &[&str]| from(&folder, arguments);

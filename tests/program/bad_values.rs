@@ -1,10 +1,8 @@
 //! Fields and options with values that make no sense: each is refused in a sentence.
 
-mod common;
-
+use crate::common::program::{biformer, copy_folder, fresh, text};
+use crate::common::samples::{self, Trained, train};
 use biformer::config::{Changes, RunConfig};
-use common::program::{biformer, copy_folder, fresh, text};
-use common::samples::{self, Trained, train};
 use std::fs;
 use std::path::Path;
 

@@ -1,10 +1,8 @@
 //! What `biformer predict` takes pictures for, and what it draws of that.
 
-mod common;
-
+use crate::common::program::{biformer, command, fresh, text, unread};
+use crate::common::samples;
 use biformer::data::{Image, load_image};
-use common::program::{biformer, command, fresh, text, unread};
-use common::samples;
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};

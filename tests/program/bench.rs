@@ -1,9 +1,7 @@
 //! What `biformer bench` prints: speed, memory, profile, sweep.
 
-mod common;
-
+use crate::common::program::{biformer, fresh, text};
 use biformer::data::load_image;
-use common::program::{biformer, fresh, text};
 use serde_json::Value;
 
 fn json(text: &str) -> Value {

@@ -1,14 +1,12 @@
 //! What `biformer eval` measures and says of it.
 
-mod common;
-
+use crate::common::program::{biformer, copy_folder, fresh, text};
+#[cfg(unix)]
+use crate::common::program::{limited, limited_command, unread};
+use crate::common::samples::{self, Trained};
 use biformer::data::{imagenet_classes, load_image};
 use biformer::paths::quoted;
 use biformer::trainer::checkpoint::Checkpoint;
-use common::program::{biformer, copy_folder, fresh, text};
-#[cfg(unix)]
-use common::program::{limited, limited_command, unread};
-use common::samples::{self, Trained};
 use serde_json::Value;
 use std::fs;
 use std::path::Path;

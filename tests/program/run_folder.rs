@@ -1,15 +1,13 @@
 //! What becomes of a run's folder while the run is on its way, or between two parts of it: it is moved, another run asks
 //! for it, its files are edited.
 
-mod common;
-
+use crate::common::program::{biformer, contents, fresh, place, text};
+use crate::common::samples::{self, Trained};
 use biformer::config::Changes;
 use biformer::trainer::Trainer;
 use biformer::trainer::checkpoint::Checkpoint;
 use biformer::trainer::folder::RunFolder;
 use biformer::trainer::logs::metrics_in;
-use common::program::{biformer, contents, fresh, place, text};
-use common::samples::{self, Trained};
 use std::fs;
 use std::path::PathBuf;
 use std::sync::OnceLock;

@@ -1,12 +1,10 @@
 //! `biformer shrink`: pictures made smaller once, and training on them.
 
-mod common;
-
-use biformer::lock::Locked;
-use common::program::{biformer, contents, fresh, text};
+use crate::common::program::{biformer, contents, fresh, text};
 #[cfg(unix)]
-use common::program::{command, limited, unread};
-use common::samples;
+use crate::common::program::{command, limited, unread};
+use crate::common::samples;
+use biformer::lock::Locked;
 use image::{GenericImageView, ImageFormat};
 use std::fs;
 

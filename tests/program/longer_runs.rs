@@ -1,15 +1,13 @@
 //! Runs that are made longer, and their best epochs.
 
-mod common;
-
+use crate::common::program::{Ran, biformer, command, contents, place, text};
+use crate::common::undisturbed::Undisturbed;
 use biformer::config::Changes;
 use biformer::model::TensorFile;
 use biformer::trainer::Trainer;
 use biformer::trainer::checkpoint::Checkpoint;
 use biformer::trainer::logs::metrics_in;
 use biformer::trainer::metrics::EpochMetrics;
-use common::program::{Ran, biformer, command, contents, place, text};
-use common::undisturbed::Undisturbed;
 use std::sync::LazyLock;
 use tensor::cpu::isa::Isa;
 

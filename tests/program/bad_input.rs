@@ -1,12 +1,10 @@
 //! What nobody should feed the program, and what it says to that: one line that names the thing and the way out,
 //! exit status 2, and nothing on disk harmed.
 
-mod common;
-
+use crate::common::program::{biformer, copy_folder, fresh, place, text, with_slashes};
+use crate::common::samples::{self, Trained, train};
 use biformer::model::TensorFile;
 use biformer::tensor::Tensor;
-use common::program::{biformer, copy_folder, fresh, place, text, with_slashes};
-use common::samples::{self, Trained, train};
 use std::fs;
 use std::path::Path;
 use std::sync::OnceLock;
@@ -382,7 +380,7 @@ fn many_more_threads_than_cores() {
 #[cfg(target_os = "linux")]
 #[test]
 fn little_memory_ends_no_run_by_force() {
-    use common::program::{Ran, command};
+    use crate::common::program::{Ran, command};
     use std::os::unix::process::CommandExt;
     let within = |megabytes: u64, arguments: &[&str]| {
         let mut program = command(arguments);

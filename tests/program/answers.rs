@@ -1,7 +1,7 @@
 //! What the program answers is what the library computes on the same pixels.
 
-mod common;
-
+use crate::common::program::{biformer, fresh, text};
+use crate::common::{generator, golden, samples};
 use anyhow::Result;
 use biformer::autograd::Tape;
 use biformer::data::{self, Dataset, Split, Statistics, Transform};
@@ -9,8 +9,6 @@ use biformer::model::{BiFormer, Mode, TensorFile, preset};
 use biformer::tensor::{DType, Tensor};
 use biformer::trainer::checkpoint::Checkpoint;
 use biformer::trainer::trained::TrainedModel;
-use common::program::{biformer, fresh, text};
-use common::{generator, golden, samples};
 use serde_json::Value;
 use std::fmt::Write;
 use std::fs;
