@@ -2,7 +2,7 @@
 //! says is one line with the way out, and nothing on disk is harmed.
 
 use crate::common::program::{biformer, contents, fresh, text};
-use crate::common::samples::{self, Trained};
+use crate::common::samples::{self, Trained, train};
 use biformer::model::TensorFile;
 use biformer::tensor::Tensor;
 use biformer::trainer::folder::RunFolder;
@@ -328,6 +328,22 @@ fn a_disk_that_fills_up_harms_no_checkpoint() {
     fs::write(new.join(".checkpoint.safetensors.1.tmp"), "half").unwrap();
     biformer(&train).ok();
     assert!(!new.join(".checkpoint.safetensors.1.tmp").exists());
+}
+
+#[cfg(unix)]
+#[test]
+fn data_that_end_a_run_are_named_even_if_it_cannot_be_saved() {
+    use crate::common::program::limited;
+    let folder = fresh("full-disk-bad-data");
+    let data = samples::image_folder(&folder.join("data"));
+    train(&folder, "image_size = 32", &data, &["--batch-size", "5", "--epochs", "1"]).ok();
+    fs::write(data.join("train/dark/3.png"), "no picture").unwrap();
+    let resume = ["train", "--resume", "--out", text(&folder.join("run")), "--epochs", "2"];
+    limited("ulimit -f 32", &resume).refused(&[
+        "dark/3.png",
+        "; and what was done since the last checkpoint could not be saved: ",
+        "allow larger files (ulimit -f)",
+    ]);
 }
 
 /// A slip of the hand costs no file: results take the place of earlier results only.

@@ -194,7 +194,16 @@ fn predict_takes_the_pictures_in_a_folder() {
     assert!(said.err.contains("none: holds no image"), "{}", said.err);
     let list: Value = serde_json::from_str(&predict(&[text(&none), text(&pictures[1]), "--json"]).out).unwrap();
     assert!(list[0]["error"].is_string() && list[1]["classes"].is_array(), "{list}");
-    fs::remove_dir(&none).unwrap();
+    let other = folder.join("none of its own");
+    fs::create_dir(&other).unwrap();
+    let said = predict(&[text(&none), text(&other)]);
+    assert_eq!((said.status, said.out.as_str()), (Some(2), ""));
+    assert!(
+        [&none, &other].iter().all(|folder| said.err.contains(&format!("{}: holds", folder.display()))),
+        "{}",
+        said.err
+    );
+    [none, other].iter().for_each(|folder| fs::remove_dir(folder).unwrap());
     // How it ended does not depend on who listens.
     let missing = folder.join("missing.png");
     let asked = ["predict", "--checkpoint", text(run), text(&missing), text(&pictures[1])];
