@@ -209,9 +209,10 @@ fn several(errors: &[Error]) -> String {
 }
 
 impl Error {
-    /// Whether it is no fault of an image, so that another image cannot take its place.
+    /// Whether it is no fault of an image, so that another image cannot take its place. (A worker's is that it was told
+    /// to stop.)
     pub(crate) fn ends_epoch(&self) -> bool {
-        matches!(self, Self::Label { .. } | Self::Index { .. } | Self::Other(_))
+        matches!(self, Self::Label { .. } | Self::Index { .. } | Self::Other(_) | Self::Worker(_))
     }
 
     /// For `map_err`: the failure to read `path`.

@@ -5,7 +5,7 @@ use super::options::{ImageSize, ModelChoice, Threads, ensure_count};
 use crate::config::{Recompute, RunConfig};
 use crate::device::{DeviceName, Precision};
 use crate::memory;
-use crate::printing::{capitalized, plural, tell};
+use crate::printing::{capitalized, is_closed, plural, tell};
 use crate::trainer::best::comparable_in;
 use crate::trainer::checkpoint::Progress;
 use crate::trainer::data_facts::DataFacts;
@@ -141,6 +141,9 @@ fn show(arguments: &Arguments) -> Result<()> {
             begun.print(path)?;
         }
         print_parts(&run.model, size, &parts)?;
+        if is_closed() {
+            return Ok(());
+        }
     }
     let unfit = run.ensure_statistics(size.0).err();
     unfit.iter().for_each(|reason| tell!(io::stderr(), "note: this model cannot be trained: {reason}"));

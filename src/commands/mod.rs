@@ -1,8 +1,8 @@
 //! The program's commands, a file each. This file lists them; `options.rs` and `set.rs` hold the options that several
 //! of them share, and `output.rs` checks where their results may be written.
 
-/// Prints a line of a command's result. Where `println!` would panic, on a full disk or a closed pipe, the
-/// command ends with an error.
+/// Prints a line of a command's result. Where `println!` would panic, the command ends with an error (on a full disk), or
+/// goes on (on a closed pipe).
 macro_rules! say {
     ($($part:tt)*) => {
         $crate::printing::print_lines(format_args!($($part)*))?
