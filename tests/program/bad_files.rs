@@ -336,11 +336,13 @@ fn data_that_end_a_run_are_named_even_if_it_cannot_be_saved() {
     use crate::common::program::limited;
     let folder = fresh("full-disk-bad-data");
     let data = samples::image_folder(&folder.join("data"));
-    train(&folder, "image_size = 32", &data, &["--batch-size", "5", "--epochs", "1"]).ok();
-    fs::write(data.join("train/dark/3.png"), "no picture").unwrap();
-    let resume = ["train", "--resume", "--out", text(&folder.join("run")), "--epochs", "2"];
+    fs::write(data.join("val/dark/0.png"), "no picture").unwrap();
+    train(&folder, "image_size = 32", &data, &["--batch-size", "5"])
+        .refused(&["val/dark/0.png", "what was done is saved"]);
+    let run = folder.join("run");
+    let resume = ["train", "--resume", "--out", text(&run)];
     limited("ulimit -f 32", &resume).refused(&[
-        "dark/3.png",
+        "val/dark/0.png",
         "; and what was done since the last checkpoint could not be saved: ",
         "allow larger files (ulimit -f)",
     ]);
