@@ -23,10 +23,14 @@ fn forward_gives_the_references_logits() {
     let files = ["--weights", text(&weights), "--input", text(&input), "--output", text(&output)];
     let logits = |name: &str, file: &TensorFile| file.tensors[name].cast(DType::F64).unwrap().to_vec::<f64>().unwrap();
     let wanted = logits("logits", &vector.outputs("f64"));
-    for (dtype, bound) in [("f64", 1e-9), ("f32", 1e-4)] {
+    let mut given: Vec<Vec<f64>> = vec![];
+    for (dtype, bound) in [("f64", 1e-9), ("f32", 1e-4), ("bf16", 3e-2)] {
         biformer(&[&["forward", "--model", "tiny", "--dtype", dtype][..], &files].concat()).ok();
         let written = TensorFile::read(&output).unwrap();
-        golden::assert_within(dtype, &logits("logits", &written), &wanted, bound);
+        let got = logits("logits", &written);
+        golden::assert_within(dtype, &got, &wanted, bound);
+        assert!(!given.contains(&got), "{dtype} is a type of its own");
+        given.push(got);
     }
     // A dense backbone takes a classifier's weights; a field goes by the published code's name as well.
     let set = ["--set", "features=dense", "n_wins=7", "auto_pad=true"];
