@@ -65,8 +65,8 @@ fn table() -> String {
          `UPDATE=1 cargo test --release --test docs` writes it, and the same test without `UPDATE` fails when it is \
          out of date.\n\n\
          *Keeps* is what lives from the forward to the backward pass on a CPU; a view or a shared buffer costs \
-         nothing extra. *Example* is the first case: the inputs' shapes, then the result's. `biformer gradcheck` measures every \
-         operation on all its cases, against differences, dual numbers, laws and mutants ([chapter \
+         nothing extra. *Example* is the first case: the inputs' shapes, then the result's. `biformer gradcheck` \
+         measures every operation on all its cases, against differences, dual numbers, laws and mutants ([chapter \
          3](03-operation.md)). `concat`, `dropout` and `sum` are for programs that use this library; BiFormer uses \
          none of them.\n\n\
          | operation | computes | keeps | example |\n|---|---|---|---|\n",
