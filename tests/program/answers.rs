@@ -145,3 +145,24 @@ fn forward_writes_maps_channels_first_and_routes_as_the_library_computes_them() 
     }
     Ok(())
 }
+
+#[test]
+fn answers_in_bf16_are_nearly_those_in_f32() {
+    let Shared { run, files, .. } = shared();
+    let answers = |precision: &str| {
+        let asked = |command: &[&str]| -> Value {
+            let options = ["--json", "--checkpoint", text(run), "--precision", precision];
+            serde_json::from_str(&biformer(&[command, &options].concat()).ok().out).unwrap()
+        };
+        let (report, pictures) = (asked(&["eval"]), asked(&["predict", text(&files[0])]));
+        let likeliest = &pictures[0]["classes"][0];
+        let numbers = [&report["loss"], &likeliest["probability"]].map(|number| number.as_f64().unwrap());
+        (numbers, likeliest["name"].clone())
+    };
+    let (exact, rounded) = (answers("f32"), answers("bf16"));
+    assert_eq!(exact.1, rounded.1);
+    for (exact, rounded) in exact.0.into_iter().zip(rounded.0) {
+        assert!(exact != rounded, "{exact}");
+        approx::assert_relative_eq!(exact, rounded, max_relative = 2e-2);
+    }
+}
