@@ -6,7 +6,6 @@ use crate::config::{Recompute, RunConfig};
 use crate::device::{DeviceName, Precision};
 use crate::memory;
 use crate::printing::{capitalized, is_closed, plural, tell};
-use crate::trainer::best::comparable_in;
 use crate::trainer::checkpoint::Progress;
 use crate::trainer::data_facts::DataFacts;
 use crate::trainer::metrics::EpochMetrics;
@@ -73,13 +72,8 @@ fn asked(arguments: &Arguments) -> Result<(RunConfig, Option<Begun>)> {
         }
     };
     let (config, data) = (described.config, described.data);
-    let mut epochs = if path.is_dir() { comparable_in(path, &data) } else { Ok(vec![]) }.unwrap_or_else(|error| {
-        tell!(io::stderr(), "note: {error:#}");
-        vec![]
-    });
-    // An epoch's metrics are written before its checkpoint, so there may be a line too many.
-    epochs.retain(|line| progress.as_ref().is_none_or(|progress| line.epoch <= progress.epoch));
-    let (last, best) = EpochMetrics::last_and_best(&epochs).map(|[last, best]| (last, best)).unzip();
+    let both = progress.as_ref().and_then(|progress| progress.last_and_best(&data));
+    let (last, best) = both.map(<(_, _)>::from).unzip();
     let mut run = RunConfig { device: DeviceName::Cpu, ..config.clone() };
     if run.precision == Precision::Tf32 {
         run.precision = Precision::F32;
@@ -95,7 +89,7 @@ struct Begun {
     data: DataFacts,
     /// None for exported weights.
     progress: Option<Progress>,
-    /// The last epoch's metrics, and the best one's, of a run folder.
+    /// The last epoch's metrics, and the best one's, of those that were tested on the same images.
     last: Option<EpochMetrics>,
     best: Option<EpochMetrics>,
 }
@@ -107,9 +101,10 @@ impl Begun {
         let es = if classes == 1 { "" } else { "es" };
         let s = plural(images);
         say!("{}: {model}, trained on {images} image{s} of {data} ({classes} class{es}).", path.display());
-        if let Some(Progress { epoch, batch, .. }) = progress {
-            let within = if *batch > 0 { format!(", and batch {batch} of the next") } else { String::new() };
-            let done = if epoch < epochs { "So far" } else { "Done" };
+        if let Some(progress) = progress {
+            let (epoch, batch) = (progress.epoch(), progress.batch);
+            let within = if batch > 0 { format!(", and batch {batch} of the next") } else { String::new() };
+            let done = if epoch < *epochs { "So far" } else { "Done" };
             say!("{done}: epoch {epoch} of {epochs}{within}; seed {seed}.");
         }
         if let (Some(last), Some(best)) = (last, best) {

@@ -3,7 +3,6 @@
 use super::checkpoint::{Checkpoint, FILE_NAME, Progress};
 use super::data_facts::DataFacts;
 use super::folder::{RunFolder, kind};
-use super::logs::{METRICS, metrics_in};
 use super::metrics::EpochMetrics;
 use crate::printing::tell;
 use anyhow::{Error, Result, anyhow, bail};
@@ -16,16 +15,15 @@ use std::path::Path;
 pub(super) const BEST: &str = "best.safetensors";
 
 impl RunFolder {
-    /// The file name of the best epoch's checkpoint, if it was kept: a run that began before such files existed has
-    /// none, or one of a later epoch.
+    /// The file name of the best epoch's checkpoint, if it is there.
     pub fn kept(&self, best: &EpochMetrics) -> Option<&'static str> {
         kept_in(self.path(), best)
     }
 
     /// Prints a note if the best epoch's checkpoint is missing or damaged: its weights are then lost, unless there is a
     /// copy elsewhere.
-    pub fn note_lost(&self, facts: &DataFacts) -> Result<()> {
-        if let Some([_, best]) = self.last_and_best(facts)?
+    pub(super) fn note_lost(&self, progress: &Progress, facts: &DataFacts) {
+        if let Some([_, best]) = progress.last_and_best(facts)
             && self.kept(&best).is_none()
         {
             let (path, epoch) = (self.path().join(BEST), best.epoch);
@@ -35,7 +33,6 @@ impl RunFolder {
                 path.display()
             );
         }
-        Ok(())
     }
 
     /// The error of an unusable checkpoint, with the advice to use the best epoch's in its place if that one is intact. If
@@ -53,35 +50,33 @@ impl RunFolder {
     pub fn ensure_no_later_best(&self, epochs: usize) -> Result<()> {
         let path = self.path().join(BEST);
         match self.best_progress() {
-            Some(best) if best.epoch > epochs => bail!(
+            Some(best) if best.epoch() > epochs => bail!(
                 "{}: it is of epoch {}, which the checkpoint has not come to, and would be written over; move it elsewhere, or \
                  put it in the place of {FILE_NAME}",
                 path.display(),
-                best.epoch
+                best.epoch()
             ),
             _ => Ok(()),
         }
     }
 
     /// How far the run had come when the best epoch's checkpoint was kept, if it was.
-    pub(super) fn best_progress(&self) -> Option<Progress> {
+    fn best_progress(&self) -> Option<Progress> {
         Checkpoint::read_progress(&self.path().join(BEST)).ok()
     }
 
-    /// If the epoch after which the checkpoint was written is the best so far, keeps a copy of the checkpoint. An
-    /// existing copy of an earlier epoch whose metrics are missing may be better, and is not replaced; one that was tested
-    /// on other images gets another name.
-    pub fn keep_best(&self, of_checkpoint: usize, facts: &DataFacts) -> Result<()> {
-        // The metrics of the checkpoint's own epoch may be missing, too.
-        if self.last_and_best(facts)?.is_none_or(|both| both.map(|epoch| epoch.epoch) != [of_checkpoint; 2]) {
+    /// If the last epoch is the best so far, keeps a copy of the checkpoint that was written after it. An existing copy that
+    /// was tested on other images gets another name.
+    pub(super) fn keep_best(&self, progress: &Progress, facts: &DataFacts) -> Result<()> {
+        if progress.last_and_best(facts).is_none_or(|[last, best]| last.epoch != best.epoch) {
             return Ok(());
         }
-        let (path, kept) = (self.path().join(BEST), self.best_progress());
-        if let Some(Progress { epoch, .. }) = kept
+        self.ensure_own()?;
+        let path = self.path().join(BEST);
+        if let Some(epoch) = self.best_progress().map(|kept| kept.epoch())
             && epoch <= facts.comparable_after
-            && facts.comparable_after < of_checkpoint
+            && facts.comparable_after < progress.epoch()
         {
-            self.ensure_own()?;
             let aside = format!("best-{epoch}.safetensors");
             fs::rename(&path, path.with_file_name(&aside)).map_err(|error| self.unsaved(error.into()))?;
             tell!(
@@ -89,47 +84,20 @@ impl RunFolder {
                 "note: the best epoch so far was tested on other images: {} is now called {aside}",
                 path.display()
             );
-        } else if let Some(Progress { epoch, last: None, .. }) = kept
-            && epoch < of_checkpoint
-            && self.metrics()?.iter().all(|line| line.epoch != epoch)
-        {
-            // Older checkpoints have no metrics of their own.
-            tell!(
-                io::stderr(),
-                "note: {} is of epoch {epoch}, of which {METRICS} has no line to compare with: it is kept; remove it if \
-                 it is not wanted",
-                path.display()
-            );
-            return Ok(());
         }
-        self.ensure_own()?;
         copy_safely(&self.checkpoint(), &path).map_err(|error| self.unsaved(error.into()))
     }
-}
-
-/// The epochs in a run folder whose test accuracies compare with each other, in order: those since the test images last
-/// changed, or before that if none has followed. Where the line of the best one is missing, its checkpoint has its
-/// metrics.
-pub fn comparable_in(folder: &Path, facts: &DataFacts) -> Result<Vec<EpochMetrics>> {
-    let mut epochs = metrics_in(folder)?;
-    epochs.extend(Checkpoint::read_progress(&folder.join(BEST)).ok().and_then(|kept| kept.last));
-    epochs.sort_by_key(|line| line.epoch);
-    epochs.dedup_by_key(|line| line.epoch);
-    if epochs.last().is_some_and(|last| last.epoch > facts.comparable_after) {
-        epochs.retain(|line| line.epoch > facts.comparable_after);
-    }
-    Ok(epochs)
 }
 
 /// The advice for a run whose checkpoint is unusable, if that of the best epoch is intact.
 pub(super) fn whole_best(folder: &Path) -> Option<String> {
     let best = Checkpoint::read(&folder.join(BEST)).ok()?;
-    let epoch = best.progress.epoch;
+    let epoch = best.progress.epoch();
     Some(format!("put {BEST} in its place, which is whole: the run goes on after epoch {epoch}"))
 }
 
 /// The checkpoint of the best epoch in a run folder, if it was kept.
 pub(super) fn kept_in(folder: &Path, best: &EpochMetrics) -> Option<&'static str> {
     let kept = Checkpoint::read(&folder.join(BEST)).ok()?;
-    (kept.progress.epoch == best.epoch).then_some(BEST)
+    (kept.progress.epoch() == best.epoch).then_some(BEST)
 }

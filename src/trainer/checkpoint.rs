@@ -26,7 +26,7 @@ pub mod tensor_names {
     pub const AVERAGE_STATISTICS: &str = "average.statistics";
 }
 
-const FORMAT: &str = "biformer-checkpoint-1";
+const FORMAT: &str = "biformer-checkpoint-2";
 /// The entry of the metadata that says what computed the run so far.
 const COMPUTED_BY: &str = "computed_by";
 
@@ -34,19 +34,39 @@ const COMPUTED_BY: &str = "computed_by";
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Progress {
-    /// Epochs that are done.
-    pub epoch: usize,
+    /// The metrics of all epochs that are done, in their order.
+    pub epochs: Vec<EpochMetrics>,
     /// Batches of the current epoch that are done.
     pub batch: usize,
     /// The score on them.
     pub score: Score,
-    /// The metrics of the last epoch that is done.
-    #[serde(default)] // absent from the files of older runs
-    pub last: Option<EpochMetrics>,
     /// Steps that the optimiser took.
     pub optimizer_steps: u64,
     /// Updates that the average took.
     pub average_updates: u64,
+}
+
+impl Progress {
+    /// How many epochs are done.
+    pub fn epoch(&self) -> usize {
+        self.epochs.len()
+    }
+
+    /// The last epoch, and the best so far, of those whose test accuracies compare with each other: those since the test
+    /// images last changed, or before that if none has followed.
+    pub fn last_and_best(&self, facts: &DataFacts) -> Option<[EpochMetrics; 2]> {
+        let since = self.epochs.get(facts.comparable_after..).filter(|since| !since.is_empty());
+        EpochMetrics::last_and_best(since.unwrap_or(&self.epochs))
+    }
+
+    /// Reads it from where a checkpoint has it. Errors: epochs that are not numbered from 1 on.
+    pub(super) fn parse(text: &str) -> Result<Self> {
+        let progress: Self = serde_json::from_str(text)?;
+        if let Some((number, line)) = (1..).zip(&progress.epochs).find(|(number, line)| *number != line.epoch) {
+            bail!("epoch {} stands where epoch {number} should", line.epoch);
+        }
+        Ok(progress)
+    }
 }
 
 /// What a run must remember.
@@ -82,7 +102,7 @@ impl Checkpoint {
         if metadata.get("format").is_none_or(|format| format != FORMAT) {
             bail!("{}: no checkpoint", path.display());
         }
-        Ok(serde_json::from_str(metadata.get("progress").map_or("", String::as_str))?)
+        Progress::parse(metadata.get("progress").map_or("", String::as_str))
     }
 
     pub(super) fn parse(path: PathBuf, file: TensorFile) -> Result<Self> {
@@ -100,10 +120,10 @@ impl Checkpoint {
                     )
                 }
             }
-            let progress: Progress = serde_json::from_str(entry(&file, "progress")?).context("its progress")?;
+            let progress = Progress::parse(entry(&file, "progress")?).context("its progress")?;
             let described = Described::parse(path, file)?;
-            if progress.epoch > described.config.epochs {
-                bail!("it is in epoch {} of a run of {}", progress.epoch + 1, described.config.epochs);
+            if progress.epoch() > described.config.epochs {
+                bail!("it is in epoch {} of a run of {}", progress.epoch() + 1, described.config.epochs);
             }
             Ok(Self { described, progress })
         };

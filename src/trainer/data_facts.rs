@@ -22,23 +22,17 @@ pub struct DataFacts {
     /// The number of training images.
     pub train_images: usize,
     /// The number of images that training is tested on.
-    #[serde(default)] // absent from the files of older runs
     pub test_images: Option<usize>,
     /// The training images' [`fingerprint`].
-    #[serde(default)]
     pub train_fingerprint: Option<String>,
     /// The test images' fingerprint.
-    #[serde(default)]
     pub test_fingerprint: Option<String>,
     /// Which split of the data set the test images were.
-    #[serde(default)]
     pub test_split: Option<Split>,
     /// Whether the test images were held out of the training images, because the data have no test split.
-    #[serde(default)]
     pub held_out: bool,
     /// The last epoch that was tested on other images: accuracies up to it do not compare with later ones. 0 if there is
     /// none.
-    #[serde(default)]
     pub comparable_after: usize,
 }
 

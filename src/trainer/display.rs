@@ -35,7 +35,7 @@ pub fn announce(config: &RunConfig) {
 /// Says what a run begins with, or goes on with, given what there is to train on and to test on.
 pub fn introduce(learner: &Learner, progress: &Progress, facts: &DataFacts, [train, test]: [&Loader; 2]) {
     let (config, layout) = (learner.config(), learner.model().parameters.layout());
-    let (begins, steps) = ((progress.epoch, progress.batch) == (0, 0), train.batches_per_epoch());
+    let (begins, steps) = ((progress.epoch(), progress.batch) == (0, 0), train.batches_per_epoch());
     let sets = [train.dataset().as_ref(), test.dataset().as_ref()];
     describe(config, layout.count() as f64 / 1e6, sets, facts.tested_on(), begins);
     if !config.freeze.is_empty() {
@@ -74,7 +74,7 @@ pub fn introduce(learner: &Learner, progress: &Progress, facts: &DataFacts, [tra
         tell!(io::stdout(), "{reason}.");
     }
     if !begins {
-        let (epoch, batch) = (progress.epoch + 1, progress.batch);
+        let (epoch, batch) = (progress.epoch() + 1, progress.batch);
         tell!(io::stdout(), "Going on in epoch {epoch}, where {batch} of {steps} batches are done.");
     }
 }
@@ -167,7 +167,7 @@ impl Display {
     pub fn new(config: &RunConfig, progress: &Progress, train: &Loader) -> Self {
         let (epochs, steps) = (config.epochs, train.batches_per_epoch());
         let bar = bar(epochs * steps);
-        bar.set_position((progress.epoch * steps + progress.batch) as u64);
+        bar.set_position((progress.epoch() * steps + progress.batch) as u64);
         let command = |_| {
             let (data, side) = (quoted(&config.data), (2 * config.image_size).min(4096));
             format!("biformer shrink --data {data} --output SMALLER --side {side}")
@@ -180,7 +180,7 @@ impl Display {
 
     /// A step is done.
     pub fn batch(&self, progress: &Progress, images_per_second: f64) {
-        let done = progress.epoch * self.steps + progress.batch;
+        let done = progress.epoch() * self.steps + progress.batch;
         self.bar.set_position(done as u64);
         let per_step = progress.score.images as f64 / progress.batch.max(1) as f64;
         let left = (self.epochs * self.steps - done) as f64 * per_step / images_per_second.max(1e-9);
@@ -251,7 +251,7 @@ impl Display {
 fn message(progress: &Progress, epochs: usize, seconds_left: f64, images_per_second: f64) -> String {
     format!(
         "epoch {}/{epochs}  loss {:.3}  accuracy {:>4.1}%  {} left  {images_per_second:.0} images/s",
-        progress.epoch + 1,
+        progress.epoch() + 1,
         progress.score.mean_loss(),
         100.0 * progress.score.accuracy(),
         clock(seconds_left)
@@ -275,7 +275,8 @@ mod tests {
     #[test]
     fn eighty_columns_show_speed_and_time_left() {
         let score = Score { loss: 6907.8, right: 1000, right_in_five: 1000, images: 1000 };
-        let progress = Progress { epoch: 298, score, ..Progress::default() };
+        let epochs = (1..299).map(|epoch| EpochMetrics::new(epoch, 1e-3, score, score)).collect();
+        let progress = Progress { epochs, score, ..Progress::default() };
         let shown = message(&progress, 300, 45_000.0, 1234.5);
         assert!(shown.len() <= 80 - "██████████ ".chars().count(), "{shown}");
         assert!(shown.contains("12h30 left") && shown.contains("1234 images/s"), "{shown}");

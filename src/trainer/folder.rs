@@ -1,10 +1,8 @@
 //! The run folder: what a run leaves behind.
 
-use super::best::{BEST, comparable_in, whole_best};
+use super::best::{BEST, whole_best};
 use super::checkpoint::{Checkpoint, FILE_NAME, Progress};
-use super::data_facts::DataFacts;
 use super::logs::{METRICS, TIMINGS};
-use super::metrics::EpochMetrics;
 use crate::config::RunConfig;
 use crate::lock::{LOCK, Locked};
 use crate::paths::{ensure_expanded, ensure_regular, quoted};
@@ -149,11 +147,9 @@ impl RunFolder {
         self.path.join(FILE_NAME)
     }
 
-    /// Goes back to the state at this place of the run by removing the lines of later epochs: a run that is resumed
-    /// from an earlier checkpoint writes those again. Missing lines are added if a checkpoint has them, and otherwise
-    /// there is a note. So there is of lines that are not an epoch's; they stay. Half-written files of killed processes
-    /// are removed.
-    pub fn rewind(&self, progress: &Progress) -> Result<()> {
+    /// Goes back to the state at this place of the run: the logs are without later epochs, which a run that is resumed from
+    /// an earlier checkpoint writes again. Half-written files of killed processes are removed.
+    pub(super) fn rewind(&self, progress: &Progress) -> Result<()> {
         self.rewind_logs(progress)?;
         self.clean()
     }
@@ -169,20 +165,15 @@ impl RunFolder {
         Ok(())
     }
 
-    /// The last epoch, and the best so far, of those that were tested on these data.
-    pub fn last_and_best(&self, facts: &DataFacts) -> Result<Option<[EpochMetrics; 2]>> {
-        Ok(EpochMetrics::last_and_best(&comparable_in(&self.path, facts)?))
-    }
-
     /// The names of a run's files that are there.
     pub fn files(&self) -> Vec<&'static str> {
         FILES.into_iter().filter(|name| self.path.join(name).exists()).collect()
     }
 
     /// Draws the training curves.
-    pub fn draw_curves(&self) -> Result<()> {
+    pub fn draw_curves(&self, progress: &Progress) -> Result<()> {
         self.ensure_own()?;
-        pictures::curves::draw(&self.metrics()?, &self.path.join(CURVES))
+        pictures::curves::draw(&progress.epochs, &self.path.join(CURVES))
     }
 
     /// Draws where the regions of a batch's images look, over what the model saw of them.

@@ -74,7 +74,6 @@ pub struct Timing {
     /// None if all batches had been done before the run was resumed.
     images_per_second: Option<f64>,
     /// Which share of its training waited for images. On a GPU, which works meanwhile, this is not known.
-    #[serde(default)] // absent from the files of older runs
     waited: Option<f64>,
 }
 

@@ -208,6 +208,11 @@ impl Trainer {
         tested_on == Some(Split::Val) && data.join(Split::Test.name()).is_dir()
     }
 
+    /// How far it has come.
+    pub fn progress(&self) -> &Progress {
+        &self.progress
+    }
+
     /// The run folder.
     pub fn folder(&self) -> &RunFolder {
         &self.folder
@@ -220,7 +225,7 @@ impl Trainer {
 
     /// Whether all epochs are done.
     pub fn finished(&self) -> bool {
-        self.progress.epoch >= self.learner.config().epochs
+        self.progress.epoch() >= self.learner.config().epochs
     }
 
     /// Trains until all epochs are done or `stop` is set, in which case it stops after the current step at the latest.
@@ -246,24 +251,23 @@ impl Trainer {
                 self.save()?;
                 return Ok(Outcome::Interrupted);
             };
-            self.progress.epoch += 1;
-            let last_step = (self.progress.epoch * self.train.batches_per_epoch()).saturating_sub(1) as u64;
-            let lr = self.schedule()?.lr(last_step);
-            let metrics = EpochMetrics::new(self.progress.epoch, lr, self.progress.score, test);
-            self.progress.last = Some(metrics);
+            let epoch = self.progress.epoch() + 1;
+            let last_step = (epoch * self.train.batches_per_epoch()).saturating_sub(1) as u64;
+            let metrics = EpochMetrics::new(epoch, self.schedule()?.lr(last_step), self.progress.score, test);
+            self.progress.epochs.push(metrics);
             self.progress.batch = 0;
             self.progress.score = Score::default();
-            // The metrics come first: if the program is killed between the two, there is a line too many, which
-            // resuming removes. If they cannot be written, the checkpoint has them.
+            // The timing comes first: if the program is killed between the two, there is a line too many, which resuming
+            // removes. If it cannot be written, the checkpoint still is.
             let elapsed = started.elapsed();
-            let timing = Timing::new(metrics.epoch, elapsed, training, self.learner.config().device);
-            let appended = self.folder.append(&metrics, &timing);
+            let timed = self.folder.append_timing(&Timing::new(epoch, elapsed, training, self.learner.config().device));
             self.save()?;
-            appended?;
-            self.folder.keep_best(self.progress.epoch, &self.facts)?;
+            timed?;
+            self.folder.write_metrics(&self.progress)?;
+            self.folder.keep_best(&self.progress, &self.facts)?;
             display.epoch(&metrics, elapsed, training);
             // If they cannot be drawn, the error is reported at the end of the run.
-            let _ = self.folder.draw_curves();
+            let _ = self.folder.draw_curves(&self.progress);
         }
         Ok(Outcome::Finished)
     }
@@ -271,7 +275,7 @@ impl Trainer {
     /// Trains on what is left of an epoch, or until `stop` is set. With `one_step`, because `stop` was set from the
     /// beginning, it takes one step.
     fn train_epoch(&mut self, stop: &AtomicBool, one_step: bool, display: &Display) -> Result<Lap> {
-        let (epoch, steps) = (self.progress.epoch, self.train.batches_per_epoch());
+        let (epoch, steps) = (self.progress.epoch(), self.train.batches_per_epoch());
         let schedule = self.schedule()?;
         let mut clock = Stopwatch::start();
         let mut batches = numbered(self.train.epoch(epoch as u64, self.progress.batch));
@@ -322,12 +326,12 @@ impl Trainer {
             })?;
             Ok(complete.then_some(total))
         });
-        score.with_context(|| format!("test images after epoch {}", progress.epoch + 1))
+        score.with_context(|| format!("test images after epoch {}", progress.epoch() + 1))
     }
 
     /// Writes the run's pictures: curves, and where regions of a few test images look.
     pub fn draw(&mut self) -> Result<()> {
-        self.folder.draw_curves()?;
+        self.folder.draw_curves(&self.progress)?;
         Arc::clone(&self.pool).install(|| {
             // Evenly spaced from the first to the last, because an image folder is ordered by class.
             let all = self.test.dataset().len();

@@ -1,6 +1,6 @@
 //! Resuming a run from the checkpoint in its folder.
 
-use super::checkpoint::{Checkpoint, Progress};
+use super::checkpoint::Checkpoint;
 use super::data_facts::OF_THE_RUN;
 use super::display::announce;
 use super::folder::RunFolder;
@@ -53,7 +53,7 @@ impl Trainer {
     ) -> Result<Self> {
         let Described { config: then, data: facts, .. } = &checkpoint.described;
         let (mut facts, progress) = (facts.clone(), checkpoint.progress.clone());
-        let (asked, done) = (config.epochs, progress.epoch);
+        let (asked, done) = (config.epochs, progress.epoch());
         if asked < done || (asked == done && progress.batch > 0) {
             bail!("epochs = {asked}: this run has come further, with {done} done; ask for more, or start another run");
         }
@@ -62,13 +62,13 @@ impl Trainer {
         }
         let whose = if config.data == then.data { OF_THE_RUN } else { "" };
         let images = images.map_or_else(|| Images::open(&config.data, whose), Ok)?;
-        facts.take_up(&config.data, &images, progress.epoch)?;
+        facts.take_up(&config.data, &images, done)?;
         let (train, test) = images.loaders(&config, &facts)?;
         let (batch, steps) = (progress.batch, train.batches_per_epoch());
         if batch > steps {
             bail!("{}: it is in batch {batch} of {steps}; take another copy of it", checkpoint.path().display());
         }
-        let (batches, taken) = (progress.epoch.saturating_mul(steps).saturating_add(batch), progress.optimizer_steps);
+        let (batches, taken) = (done.saturating_mul(steps).saturating_add(batch), progress.optimizer_steps);
         let averaged = if config.ema.enabled { progress.average_updates } else { taken };
         if [taken, averaged] != [batches as u64; 2] {
             bail!(
@@ -79,7 +79,7 @@ impl Trainer {
         }
         ensure_room(&config, &train, &test)?;
         let learner = Learner::resume(checkpoint, &config)?;
-        folder.ensure_no_later_best(progress.epoch)?;
+        folder.ensure_no_later_best(done)?;
         folder.note_edits(then)?;
         folder.rewind(&progress)?;
         let trainer = Self { pool, folder, learner, progress, facts, train, test };
@@ -89,9 +89,9 @@ impl Trainer {
         }
         if trainer.progress.batch == 0 {
             // In case the run was killed before it could do this.
-            trainer.folder.keep_best(trainer.progress.epoch, &trainer.facts)?;
+            trainer.folder.keep_best(&trainer.progress, &trainer.facts)?;
         }
-        trainer.folder.note_lost(&trainer.facts)?;
+        trainer.folder.note_lost(&trainer.progress, &trainer.facts);
         trainer.note_resumed(checkpoint)?;
         trainer.folder.write_config(trainer.learner.config())?;
         Ok(trainer)
@@ -113,7 +113,7 @@ impl Trainer {
                 );
             }
         }
-        let (steps, &Progress { epoch, batch, .. }) = (self.train.batches_per_epoch(), &self.progress);
+        let (steps, epoch, batch) = (self.train.batches_per_epoch(), self.progress.epoch(), self.progress.batch);
         if (epoch, batch) == (then.epochs, 0) {
             let step = (epoch * steps) as u64;
             let [last, next] = [then.schedule(steps)?.lr(step.saturating_sub(1)), now.schedule(steps)?.lr(step)];

@@ -1,9 +1,8 @@
 //! Any file of weights, whether a run wrote it or not.
 
-use super::best::{BEST, comparable_in, kept_in};
+use super::best::{BEST, kept_in};
 use super::checkpoint::{Checkpoint, FILE_NAME, Progress, tensor_names};
 use super::data_facts::DataFacts;
-use super::metrics::EpochMetrics;
 use super::trained::{self, Described, go_by_order, usual_names};
 use crate::config::RunConfig;
 use crate::paths::{ensure_expanded, quoted};
@@ -68,18 +67,16 @@ impl Stored {
     /// better.
     pub fn note_better(&self, path: &Path, option: &str) {
         let shown = path.display();
-        if let (Some(Progress { epoch, batch, .. }), Some((RunConfig { epochs, .. }, _))) =
-            (self.progress(), self.described())
-        {
-            if (epoch, batch) == (0, 0) {
-                tell!(io::stderr(), "note: {shown}: the run has not taken a step yet: these are its initial weights");
-            } else if epoch < *epochs && path.is_dir() {
-                tell!(io::stderr(), "note: {shown}: the run is not done: so far, {epoch} of {epochs} epochs");
-            }
+        let (Some(progress), Some((RunConfig { epochs, .. }, facts))) = (self.progress(), self.described()) else {
+            return;
+        };
+        let epoch = progress.epoch();
+        if (epoch, progress.batch) == (0, 0) {
+            tell!(io::stderr(), "note: {shown}: the run has not taken a step yet: these are its initial weights");
+        } else if epoch < *epochs && path.is_dir() {
+            tell!(io::stderr(), "note: {shown}: the run is not done: so far, {epoch} of {epochs} epochs");
         }
-        if let Some((_, facts)) = self.described()
-            && let Ok(Some([last, best])) =
-                comparable_in(path, facts).map(|epochs| EpochMetrics::last_and_best(&epochs))
+        if let Some([last, best]) = progress.last_and_best(facts)
             && best.epoch < last.epoch
             && let Some(kept) = kept_in(path, &best)
         {
@@ -104,7 +101,7 @@ impl Stored {
     pub fn progress(&self) -> Option<Progress> {
         let Self::Described(described) = self else { return None };
         // A checkpoint whose progress cannot be read was refused when it was opened.
-        serde_json::from_str(described.file.metadata.get("progress")?).ok()
+        Progress::parse(described.file.metadata.get("progress")?).ok()
     }
 
     /// The names of the classes that the weights' head is for, if they have one: those of weights that name none are the

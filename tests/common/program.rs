@@ -1,6 +1,8 @@
 //! Running the real program, and looking at what it leaves behind.
 
 use biformer::model::TensorFile;
+use biformer::trainer::checkpoint::Checkpoint;
+use biformer::trainer::metrics::EpochMetrics;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -171,5 +173,29 @@ pub fn place(run: &Path) -> Option<(u64, u64)> {
     let path = run.join("checkpoint.safetensors");
     let file = path.exists().then(|| TensorFile::read(&path).expect("a checkpoint is whole at every moment"))?;
     let progress: serde_json::Value = serde_json::from_str(&file.metadata["progress"]).unwrap();
-    Some((progress["epoch"].as_u64()?, progress["batch"].as_u64()?))
+    Some((progress["epochs"].as_array()?.len() as u64, progress["batch"].as_u64()?))
+}
+
+/// The metrics of the epochs that are done in a checkpoint.
+pub fn epochs(checkpoint: &Path) -> Vec<EpochMetrics> {
+    Checkpoint::read(checkpoint).unwrap().progress.epochs
+}
+
+/// Gives the epochs of a run's checkpoint other metrics, as if it had gone otherwise.
+pub fn change_epochs(run: &Path, change: impl FnOnce(&mut [EpochMetrics])) {
+    let path = run.join("checkpoint.safetensors");
+    let mut checkpoint = Checkpoint::read(&path).unwrap();
+    change(&mut checkpoint.progress.epochs);
+    checkpoint.write(&path).unwrap();
+}
+
+/// Makes the first epoch of a run the best, all its images being right; the weights that are kept as its are the last
+/// ones. Returns their file.
+pub fn make_first_best(run: &Path) -> PathBuf {
+    change_epochs(run, |epochs| epochs[0].test_accuracy = 1.0);
+    let mut first = Checkpoint::read(&run.join("checkpoint.safetensors")).unwrap();
+    first.progress.epochs.truncate(1);
+    let best = run.join("best.safetensors");
+    first.write(&best).unwrap();
+    best
 }

@@ -174,8 +174,13 @@ fn checkpoints_that_are_none() {
         file.metadata.insert("config".into(), config);
     });
     refused(&["numbers, and its configuration is of a model of"]);
-    change(&|file| _ = file.metadata.insert("progress".into(), "{\"epoch\": -1}".into()));
+    change(&|file| _ = file.metadata.insert("progress".into(), "{\"batch\": -1}".into()));
     refused(&["its progress"]);
+    change(&|file| {
+        let progress = file.metadata["progress"].replace("\"epoch\":1,", "\"epoch\":3,");
+        file.metadata.insert("progress".into(), progress);
+    });
+    refused(&["its progress", "epoch 3 stands where epoch 1 should"]);
     change(&|file| {
         let progress = file.metadata["progress"].replace("\"optimizer_steps\":", "\"optimizer_steps\":99");
         file.metadata.insert("progress".into(), progress);
@@ -184,8 +189,9 @@ fn checkpoints_that_are_none() {
     biformer(&resume).refused(&["checkpoint.safetensors", "has taken 99", "steps in", "another copy"]);
     change(&|file| {
         let mut progress: serde_json::Value = serde_json::from_str(&file.metadata["progress"]).unwrap();
-        for (field, number) in [("epoch", 0), ("batch", 999), ("optimizer_steps", 999), ("average_updates", 999)] {
-            progress[field] = number.into();
+        progress["epochs"] = serde_json::Value::Array(vec![]);
+        for field in ["batch", "optimizer_steps", "average_updates"] {
+            progress[field] = 999.into();
         }
         file.metadata.insert("progress".into(), progress.to_string());
     });
@@ -417,7 +423,7 @@ fn results_replace_results_alone() {
 #[cfg(unix)]
 #[test]
 fn a_pipe_in_place_of_a_runs_file() {
-    for name in ["metrics.jsonl", "timings.jsonl", "config.toml", ".lock"] {
+    for name in ["timings.jsonl", "config.toml", ".lock"] {
         let run = copied_run("pipe-in-run");
         let path = run.join(name);
         let _ = fs::remove_file(&path);

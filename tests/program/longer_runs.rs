@@ -1,13 +1,10 @@
 //! Runs that are made longer, and their best epochs.
 
-use crate::common::program::{Ran, biformer, command, contents, place, text};
+use crate::common::program::{Ran, biformer, change_epochs, command, contents, epochs, place, text};
 use crate::common::undisturbed::Undisturbed;
 use biformer::config::Changes;
-use biformer::model::TensorFile;
 use biformer::trainer::Trainer;
 use biformer::trainer::checkpoint::Checkpoint;
-use biformer::trainer::logs::metrics_in;
-use biformer::trainer::metrics::EpochMetrics;
 use std::sync::LazyLock;
 use tensor::cpu::isa::Isa;
 
@@ -22,52 +19,19 @@ fn the_best_epoch_is_kept() {
     let shared = shared();
     let run = shared.run("best");
     biformer(&shared.train("best", &[])).ok();
-    let epochs: Vec<EpochMetrics> = std::fs::read_to_string(run.join("metrics.jsonl"))
-        .unwrap()
-        .lines()
-        .map(|line| serde_json::from_str(line).unwrap())
-        .collect();
+    let epochs = epochs(&run.join("checkpoint.safetensors"));
     let most = epochs.iter().map(|epoch| epoch.test_accuracy).fold(0.0, f64::max);
     let equals = epochs.iter().filter(|epoch| epoch.test_accuracy == most);
     let best = equals.min_by(|a, b| a.test_loss.total_cmp(&b.test_loss)).unwrap();
     let path = run.join("best.safetensors");
-    assert_eq!(Checkpoint::read(&path).unwrap().progress.epoch, best.epoch);
+    assert_eq!(Checkpoint::read(&path).unwrap().progress.epoch(), best.epoch);
     let evaluated = biformer(&["eval", "--json", "--checkpoint", text(&path)]).ok().out;
     let report: serde_json::Value = serde_json::from_str(&evaluated).unwrap();
     assert_eq!(report["top1"].as_f64(), Some(best.test_accuracy));
 
-    // Lines that are lost are found again in the checkpoints, as far as they have them.
-    let forgetful = shared.run("best-forgotten");
-    std::fs::create_dir_all(&forgetful).unwrap();
-    for file in ["checkpoint.safetensors", "best.safetensors"] {
-        std::fs::copy(run.join(file), forgetful.join(file)).unwrap();
-    }
-    let resume = |epochs| biformer(&["train", "--resume", "--out", text(&forgetful), "--epochs", epochs]).ok();
-    resume("3");
-    let known = epochs.iter().filter(|epoch| [best.epoch, 3].contains(&epoch.epoch)).copied();
-    assert_eq!(metrics_in(&forgetful).unwrap(), known.collect::<Vec<_>>());
-    // Whether later epochs are better than one without metrics, as checkpoints were once written, cannot be said.
-    let mut older = TensorFile::read(&path).unwrap();
-    let mut progress: serde_json::Value = serde_json::from_str(&older.metadata["progress"]).unwrap();
-    progress.as_object_mut().unwrap().remove("last").unwrap();
-    progress["epoch"] = 1.into();
-    older.metadata.insert("progress".into(), progress.to_string());
-    older.write(&forgetful.join("best.safetensors")).unwrap();
-    std::fs::remove_file(forgetful.join("metrics.jsonl")).unwrap();
-    let kept = std::fs::read(forgetful.join("best.safetensors")).unwrap();
-    let resumed = resume("5");
-    for said in ["metrics.jsonl has no line of epochs 1, 2", "metrics.jsonl has no line to compare with"] {
-        assert!(resumed.err.contains(said), "{said}: {}", resumed.err);
-    }
-    assert!(resumed.out.contains("checkpoint.safetensors, best.safetensors, curves.png, routing.png\n"), "{resumed:?}");
-    assert!(kept == std::fs::read(forgetful.join("best.safetensors")).unwrap());
-
     // Where it is gone, and would have been better than all that comes, it is spoken of once.
     std::fs::remove_file(&path).unwrap();
-    let metrics = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
-    let first = serde_json::to_string(&EpochMetrics { test_accuracy: 1.0, ..epochs[0] }).unwrap();
-    let rest = metrics.split_once('\n').unwrap().1;
-    std::fs::write(run.join("metrics.jsonl"), format!("{first}\n{rest}")).unwrap();
+    change_epochs(&run, |epochs| epochs[0].test_accuracy = 1.0);
     let said = biformer(&["train", "--resume", "--out", text(&run), "--epochs", "4"]).ok();
     let lost = "best.safetensors is not there, or not that of epoch 1, the best so far";
     assert!(said.err.contains(lost) && !said.out.contains("best.safetensors") && !path.exists(), "{said:?}");
@@ -80,16 +44,6 @@ fn the_best_epoch_is_kept() {
     std::fs::remove_file(first.join("best.safetensors")).unwrap();
     biformer(&["train", "--resume", "--out", text(&first)]).ok();
     assert!(kept == std::fs::read(first.join("best.safetensors")).unwrap());
-
-    // Where the last epoch's line is gone, the last that is left may be the best; the checkpoint is not that epoch's.
-    let cut = shared.run("best-cut");
-    std::fs::create_dir_all(&cut).unwrap();
-    std::fs::copy(run.join("checkpoint.safetensors"), cut.join("checkpoint.safetensors")).unwrap();
-    for file in ["best.safetensors", "metrics.jsonl"] {
-        std::fs::copy(first.join(file), cut.join(file)).unwrap();
-    }
-    biformer(&["train", "--resume", "--out", text(&cut)]).ok();
-    assert!(kept == std::fs::read(cut.join("best.safetensors")).unwrap());
 
     // An earlier checkpoint would have the best one written over, which may be all that is left of its epoch.
     std::fs::copy(run.join("checkpoint.safetensors"), first.join("best.safetensors")).unwrap();

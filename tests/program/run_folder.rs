@@ -1,13 +1,11 @@
 //! What becomes of a run's folder while the run is on its way, or between two parts of it: it is moved, another run asks
 //! for it, its files are edited.
 
-use crate::common::program::{biformer, contents, fresh, place, text};
+use crate::common::program::{biformer, contents, epochs, fresh, place, text};
 use crate::common::samples::{self, Trained};
 use biformer::config::Changes;
 use biformer::trainer::Trainer;
-use biformer::trainer::checkpoint::Checkpoint;
-use biformer::trainer::folder::RunFolder;
-use biformer::trainer::logs::metrics_in;
+use biformer::trainer::metrics::EpochMetrics;
 use std::fs;
 use std::path::PathBuf;
 use std::sync::OnceLock;
@@ -89,48 +87,31 @@ fn a_run_folder_has_one_run_at_a_time() {
 fn logs_that_were_edited_keep_no_run_from_going_on() {
     let run = copied_run("edited-logs");
     let resume = |more: &[&str]| biformer(&[&["train", "--resume", "--out", text(&run)], more].concat());
-    // Later epochs' lines are written again, wherever they stand.
-    let metrics = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
-    let later = metrics.replace("\"epoch\":1", "\"epoch\":2");
-    fs::write(run.join("metrics.jsonl"), format!("{later}{metrics}")).unwrap();
+    // The metrics are the checkpoint's, whatever has become of their file.
+    let metrics = || {
+        let lines = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+        lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect::<Vec<EpochMetrics>>()
+    };
+    let before = metrics();
+    fs::write(run.join("metrics.jsonl"), b"\xff\n{half").unwrap();
     resume(&["--epochs", "2"]).ok();
-    let kept = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
-    assert!(kept.starts_with(&metrics) && kept.lines().count() == 2 && !kept.contains(&later), "{kept}");
-    // What else is in the files stays, and keeps no run from going on.
-    let strange = [kept.as_bytes(), b"\xff\n{half"].concat();
-    fs::write(run.join("metrics.jsonl"), &strange).unwrap();
-    for name in ["timings.jsonl", "config.toml"] {
-        fs::write(run.join(name), b"\n\xff").unwrap();
-    }
-    let said = resume(&["--epochs", "3"]).ok().err;
-    for said_of in [
-        "metrics.jsonl line 3 is not an epoch's, and ignored, and so is 1 other\n",
-        "timings.jsonl line 2 is not",
-        "config.toml differs from",
-    ] {
-        assert!(said.contains(said_of), "{said_of}: {said}");
-    }
-    let after = fs::read(run.join("metrics.jsonl")).unwrap();
-    assert!(after.starts_with(&[&strange[..], b"\n{\"epoch\":3,"].concat()), "{}", after.escape_ascii());
-    assert_eq!(metrics_in(&run).unwrap().iter().map(|line| line.epoch).collect::<Vec<_>>(), [1, 2, 3]);
-    // A missing line of an epoch is put in its place among them.
-    fs::write(run.join("metrics.jsonl"), format!("{metrics}# mine\n")).unwrap();
-    let said = resume(&["--epochs", "3"]).ok().err;
-    assert!(said.contains("metrics.jsonl line 2 is not an epoch's, and ignored\n"), "{said}");
-    let after = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
-    assert!(after.starts_with(&format!("{metrics}# mine\n{{\"epoch\":")) && after.contains("\"epoch\":3,"), "{after}");
-}
-
-/// A run whose metrics are removed while it is on its way still knows which epoch was the best.
-#[test]
-fn the_best_epoch_is_known_without_its_line() {
-    let run = copied_run("best-line");
-    let facts = Checkpoint::read(&run.join("checkpoint.safetensors")).unwrap().described.data;
-    let folder = RunFolder::open(&run).unwrap();
-    let before = folder.last_and_best(&facts).unwrap();
-    assert_eq!(before.map(|both| both.map(|epoch| epoch.epoch)), Some([1, 1]));
+    let after = metrics();
+    assert_eq!((after.len(), after[0]), (2, before[0]));
+    assert_eq!(after, epochs(&run.join("checkpoint.safetensors")));
     fs::remove_file(run.join("metrics.jsonl")).unwrap();
-    assert_eq!(folder.last_and_best(&facts).unwrap(), before);
+    resume(&["--epochs", "2"]).ok();
+    assert_eq!(metrics(), after);
+    // Timings of later epochs are written again, wherever they stand; what else is in their file stays.
+    let timings = fs::read_to_string(run.join("timings.jsonl")).unwrap();
+    let later = timings.lines().next().unwrap().replace("\"epoch\":1", "\"epoch\":3");
+    let strange = b"\n\xff\n{half";
+    fs::write(run.join("timings.jsonl"), [format!("{later}\n{timings}").as_bytes(), strange].concat()).unwrap();
+    fs::write(run.join("config.toml"), b"\n\xff").unwrap();
+    let said = resume(&["--epochs", "3"]).ok().err;
+    assert!(said.contains("config.toml differs from"), "{said}");
+    let after = fs::read(run.join("timings.jsonl")).unwrap();
+    let kept = [timings.as_bytes(), strange, b"\n{\"epoch\":3,"].concat();
+    assert!(after.starts_with(&kept) && !after.starts_with(later.as_bytes()), "{}", after.escape_ascii());
 }
 
 /// Metrics that cannot be written cost nothing else.
@@ -150,5 +131,5 @@ fn a_checkpoint_is_written_even_if_the_metrics_cannot_be() {
     fs::remove_dir(&in_the_way).unwrap();
     assert_eq!(place(&run), Some((1, 0)));
     biformer(&["train", "--resume", "--out", text(&run)]).ok();
-    assert_eq!(metrics_in(&run).unwrap()[0].epoch, 1);
+    assert!(fs::read_to_string(&in_the_way).unwrap().starts_with("{\"epoch\":1,"));
 }

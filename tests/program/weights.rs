@@ -1,15 +1,13 @@
 //! Weights alone: out of a run for other programs, and from other programs to be measured and used.
 
-use crate::common::program::{Ran, biformer, contents, copy_folder, fresh, text};
+use crate::common::program::{Ran, biformer, contents, copy_folder, fresh, make_first_best, text};
 use crate::common::samples::{self, Trained};
 use biformer::config::{Changes, RunConfig};
 use biformer::data::Statistics;
 use biformer::model::{BiFormer, ModelConfig, TensorFile, preset};
 use biformer::tensor::{DType, Tensor};
 use biformer::trainer::Trainer;
-use biformer::trainer::checkpoint::Checkpoint;
 use biformer::trainer::learner::Learner;
-use biformer::trainer::metrics::EpochMetrics;
 use biformer::trainer::stored::Stored;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -404,13 +402,7 @@ fn weights_that_may_not_be_meant_are_noted() {
     let notes = said(&run);
     assert!(!notes.contains("step") && !notes.contains("not done"), "{notes}");
     // A better epoch, whether or not there was one.
-    let metrics = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
-    let mut lines: Vec<EpochMetrics> = metrics.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    let kept = Checkpoint::read_progress(&run.join("best.safetensors")).unwrap().epoch;
-    lines[kept - 1].test_accuracy = 1.0;
-    lines.push(EpochMetrics { epoch: lines.len() + 1, test_accuracy: 0.0, ..lines[0] });
-    let written = lines.iter().map(|line| serde_json::to_string(line).unwrap() + "\n");
-    fs::write(run.join("metrics.jsonl"), written.collect::<String>()).unwrap();
+    make_first_best(&run);
     assert!(said(&run).contains("(100.0%): --checkpoint"), "{}", said(&run));
     let tuned = folder.join("tuned");
     let tune = ["train", "--weights", text(&run), "--data", text(data), "--out", text(&tuned), "--epochs", "1"];
