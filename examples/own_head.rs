@@ -49,7 +49,6 @@ pub fn main() -> Result<()> {
             let images = Tensor::from_slice(&batch.images, batch.shape)?; // (N, H, W, 3)
             let labels = Tensor::from_slice(&batch.labels, [batch.labels.len()])?; // (N)
 
-            gradients.begin_step();
             let tape = Tape::new();
             let mode = Mode::Train { seed: SEED, step };
             let pass = Pass::new(&tape, mode, &model.parameters, &model.statistics).with_factors(model.factors()?);
@@ -63,7 +62,7 @@ pub fn main() -> Result<()> {
             drop((pooled, hidden, loss));
             drop(tape);
             model.update_statistics(&trace)?;
-            adamw.step(&mut model.parameters, &gradients, lr)?;
+            adamw.step(&mut model.parameters, &mut gradients, lr)?;
         }
         means.push(losses[30..].iter().sum::<f32>() / 10.0);
         println!("training {name}: loss {:.3} at first, {:.3} at last", losses[0], means[means.len() - 1]);

@@ -40,10 +40,9 @@ pub fn main() -> Result<()> {
         let images = Tensor::from_slice(&batch.images, batch.shape)?; // (N, H, W, 3)
         let labels = Tensor::from_slice(&batch.labels, [batch.labels.len()])?; // (N)
 
-        gradients.begin_step(); // the next gradient of each parameter is stored, later ones are added
         let tape = Tape::new();
         let output = model.forward(&tape, &images, Mode::Train { seed: SEED, step })?;
-        let loss = ops::cross_entropy(output.logits(), &labels, 0.1)?;
+        let loss = ops::cross_entropy(output.logits()?, &labels, 0.1)?;
         losses.push(loss.value().item::<f32>()?);
         tape.backward(&loss, &mut gradients)?;
         gradients.require_all()?; // a parameter without a path to the loss is an error
@@ -53,7 +52,7 @@ pub fn main() -> Result<()> {
         drop(tape);
         model.update_statistics(&trace)?;
         let factor = optim::clip_factor(optim::gradient_norm(&gradients)?, 5.0)?;
-        adamw.step_scaled(&mut model.parameters, &gradients, schedule.lr(step), factor)?;
+        adamw.step_scaled(&mut model.parameters, &mut gradients, schedule.lr(step), factor)?;
         if step % 10 == 9 {
             println!("step {:>2}  mean loss of the last ten {:.3}", step + 1, mean(&losses[step as usize - 9..]));
         }

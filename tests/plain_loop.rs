@@ -59,24 +59,23 @@ fn plain_loop(config: &RunConfig) -> Result<(BiFormer, Ema)> {
     let batches = (0..config.epochs as u64).flat_map(|epoch| loader.epoch(epoch, 0));
     for (step, batch) in (0..).zip(batches) {
         let batch = batch?;
-        gradients.begin_step();
         for (pass, (half, images)) in (2 * step..).zip(batch.images.chunks(16 * 32 * 32 * 3).enumerate()) {
             let tape = Tape::new();
             let images = Tensor::from_slice(images, [16, 32, 32, 3])?;
             let output = model.forward(&tape, &images, Mode::Train { seed: config.seed, step: pass })?;
             let loss = if config.augmentation.mixup > 0.0 {
                 let targets = batch.targets.chunks(16 * 10).nth(half).unwrap();
-                ops::soft_cross_entropy(output.logits(), &Tensor::from_slice(targets, [16, 10])?)?
+                ops::soft_cross_entropy(output.logits()?, &Tensor::from_slice(targets, [16, 10])?)?
             } else {
                 let labels = batch.labels.chunks(16).nth(half).unwrap();
-                ops::cross_entropy(output.logits(), &Tensor::from_slice(labels, [16])?, 0.3)?
+                ops::cross_entropy(output.logits()?, &Tensor::from_slice(labels, [16])?, 0.3)?
             };
             tape.backward(&ops::scale(&loss, 0.5)?, &mut gradients)?;
             model.update_statistics(&output.trace)?;
         }
         let norm = gradient_norm(&gradients)?;
         assert!(norm > 0.01, "step {step} should have something to clip");
-        adamw.step_scaled(&mut model.parameters, &gradients, schedule.lr(step), clip_factor(norm, 0.01)?)?;
+        adamw.step_scaled(&mut model.parameters, &mut gradients, schedule.lr(step), clip_factor(norm, 0.01)?)?;
         average.update(&model.parameters)?;
     }
     Ok((model, average))

@@ -10,7 +10,7 @@ use tensor::{Device, Tensor};
 
 impl Tape {
     /// Differentiates a scalar: walks the tape once in reverse and leaves the gradients of its parameters
-    /// and inputs in `gradients`, added to those of earlier passes in this [step](Gradients::begin_step). What each
+    /// and inputs in `gradients`, added to those of earlier passes since an optimiser made its last step or [a step began](Gradients::begin_step). What each
     /// operation saved is freed as the walk passes it.
     ///
     /// After an error `gradients` holds none: the step has to begin anew.
@@ -39,6 +39,9 @@ impl Tape {
     }
 
     fn walk_from(&self, output: &Var<'_>, upstream: Tensor, gradients: &mut Gradients) -> Result<()> {
+        if gradients.ended {
+            gradients.begin_step();
+        }
         if !std::ptr::eq(output.tape(), self) {
             return Err(Error::ForeignVar { op: "backward" });
         }
@@ -48,7 +51,7 @@ impl Tape {
             return Err(tensor::Error::shape("backward", expected, upstream.shape()).into());
         }
         upstream.ensure_dtype("backward", output.dtype())?;
-        let Gradients { flat, inputs, tape } = gradients;
+        let Gradients { flat, inputs, tape, .. } = gradients;
         if tape.replace(self.id()) != Some(self.id()) {
             inputs.clear();
         }

@@ -40,8 +40,8 @@ pub enum Error {
     },
     /// No parameter has a gradient of this step.
     #[error(
-        "no parameter has a gradient: since the step began there was no backward pass, it failed, or its loss depends on \
-         no parameter"
+        "no parameter has a gradient: since the last step of the optimiser there was no backward pass, it failed, or its \
+         loss depends on no parameter"
     )]
     NoBackward,
     /// An operation produced a NaN or an infinity while the tape was checking for them.

@@ -250,6 +250,8 @@ pub struct Gradients {
     pub(crate) inputs: HashMap<usize, Tensor>,
     /// The tape whose inputs these are.
     pub(crate) tape: Option<TapeId>,
+    /// Whether an optimiser has made a step along them.
+    pub(crate) ended: bool,
 }
 
 /// The gradients of all parameters.
@@ -268,7 +270,12 @@ impl Gradients {
         let layout = Arc::clone(parameters.layout());
         let values = Tensor::zeros_on(&parameters.values.device(), [layout.len], layout.dtype)?;
         let written = vec![false; layout.names.len()];
-        Ok(Self { flat: Some(FlatGradients { layout, values, written }), inputs: HashMap::new(), tape: None })
+        Ok(Self {
+            flat: Some(FlatGradients { layout, values, written }),
+            inputs: HashMap::new(),
+            tape: None,
+            ended: false,
+        })
     }
 
     /// How the parameters' gradients are laid out, if there are any.
@@ -276,13 +283,21 @@ impl Gradients {
         self.flat.as_ref().map(|flat| &flat.layout)
     }
 
-    /// Begins a new step: the next backward pass stores its gradients instead of adding them. Without this, gradients of
-    /// several micro-batches add up, and those of a tape's inputs over several passes from its values.
+    /// Begins a new step: the next backward pass stores its gradients instead of adding them. An optimiser's step
+    /// [ends](Self::end_step) one, after which this is not needed; until then, gradients of several micro-batches add
+    /// up, and those of a tape's inputs over several passes from its values.
     pub fn begin_step(&mut self) {
+        self.ended = false;
         if let Some(flat) = &mut self.flat {
             flat.written.fill(false);
         }
         self.inputs.clear();
+    }
+
+    /// Ends the step, as an optimiser does that has moved the parameters: these gradients can still be read, but no other
+    /// step can be made along them, and the next backward pass begins a new step.
+    pub fn end_step(&mut self) {
+        self.ended = true;
     }
 
     /// The gradient of an input, if one reached it in this step; `None` for an input of any tape but the last one
@@ -313,8 +328,11 @@ impl Gradients {
     }
 
     /// [`Error::Unreached`] when the loss does not depend on some parameter that is not frozen; [`Error::NoBackward`] when
-    /// no parameter has a gradient: most likely there was no backward pass.
+    /// no parameter has a gradient of this step: most likely there was no backward pass.
     pub fn require_all(&self) -> Result<()> {
+        if self.ended {
+            return Err(Error::NoBackward);
+        }
         let Some(flat) = &self.flat else { return Ok(()) };
         let unreached = flat.layout.ids().filter(|&id| !flat.written[id.0] && !flat.layout.is_frozen(id));
         let names: Vec<String> = unreached.map(|id| flat.layout.name(id).to_owned()).collect();

@@ -23,6 +23,24 @@ fn micro_batches_add_up_until_the_next_step_begins() {
 }
 
 #[test]
+fn after_an_optimisers_step_gradients_are_read_but_not_added_to() {
+    let (parameters, p, other) = parameters();
+    let mut gradients = Gradients::new(&parameters).unwrap();
+    for id in [p, other] {
+        pass(&parameters, id, &[5.0, 7.0], &mut gradients);
+    }
+    gradients.require_all().unwrap();
+    gradients.end_step();
+    assert_eq!(of(&gradients, p), [5.0, 7.0]);
+    assert_eq!(gradients.require_all(), Err(Error::NoBackward), "for another step");
+    pass(&parameters, p, &[1.0, 2.0], &mut gradients);
+    assert_eq!(of(&gradients, p), [1.0, 2.0]);
+    assert!(gradients.parameter(other).is_none(), "it has none of this step");
+    pass(&parameters, p, &[1.0, 2.0], &mut gradients);
+    assert_eq!(of(&gradients, p), [2.0, 4.0]);
+}
+
+#[test]
 fn a_parameter_at_several_places_collects_all_its_gradients() {
     let (parameters, p, _) = parameters();
     let mut gradients = Gradients::new(&parameters).unwrap();

@@ -203,13 +203,14 @@ impl BiFormer {
     }
 
     /// The parameters in the type that linear layers and convolutions multiply in: cast to bf16, all at once, if that
-    /// is the type.
+    /// is the type. While they live the parameters cannot be written ([`tensor::Error::Shared`]): take them for one step
+    /// only.
     pub fn factors(&self) -> Result<Factors> {
-        Ok(Factors::new(self.parameters.cast(self.factor_type)?))
+        Factors::new(&self.parameters, self.factor_type)
     }
 
     /// As [`factors`](Self::factors), for many passes in [`Mode::Evaluate`](crate::Mode::Evaluate) during which the
-    /// parameters do not change: matrices are packed once, and each BatchNorm that follows a convolution is folded into
+    /// parameters and the running statistics do not change (nor can they): matrices are packed once, and each BatchNorm that follows a convolution is folded into
     /// it, which changes results by rounding.
     pub fn prepared(&self) -> Result<Factors> {
         let (factors, mut prepared) = (self.factors()?, Prepared::default());
@@ -231,7 +232,7 @@ impl BiFormer {
         if let Tail::Pool { head: Some(head), .. } = &self.tail {
             head.prepare(&factors, &mut prepared)?;
         }
-        Ok(factors.with(prepared))
+        Ok(factors.with(prepared, &self.statistics))
     }
 
     /// [`RunningStatistics::update`] of the model's own, with the same errors.

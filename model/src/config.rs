@@ -31,6 +31,17 @@ pub enum Features {
     Dense,
 }
 
+impl Features {
+    /// The name in a configuration.
+    pub fn name(self) -> &'static str {
+        match self {
+            Features::Logits => "logits",
+            Features::Pooled => "pooled",
+            Features::Dense => "dense",
+        }
+    }
+}
+
 /// One value for all stages, or one for each.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged, expecting = "expected one number, or a list with a number for each stage")]

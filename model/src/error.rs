@@ -50,6 +50,12 @@ pub enum Error {
         /// Why not.
         reason: &'static str,
     },
+    /// Logits that were asked of a model without a head.
+    #[error("a model with features = \"{features}\" has no head and gives no logits; see Output::values")]
+    Headless {
+        /// Its [`Features`](crate::Features), by name.
+        features: &'static str,
+    },
     /// Parts of a model that cannot be frozen.
     #[error("freeze: {reason}; parts are {}, and what is in them", known.join(", "))]
     Part {

@@ -1,17 +1,19 @@
 //! The operands that linear layers and convolutions take from a model's parameters.
 
 use crate::error::Result;
-use crate::state::StatisticsId;
+use crate::state::{RunningStatistics, StatisticsId};
 use autograd::{Layout, ParamId, Parameters, Tape, Var};
 use std::collections::HashMap;
 use std::sync::Arc;
-use tensor::Tensor;
+use tensor::{DType, Tensor};
 
 /// The parameters as operands of linear layers and convolutions: rounded to the type in which those multiply. Cloning
 /// shares them.
 #[derive(Debug)]
 pub struct Factors {
     rounded: Parameters,
+    /// What they were made of. As long as it is shared it cannot be written, so that they are not out of date.
+    source: (Parameters, Vec<RunningStatistics>),
     prepared: Arc<Prepared>,
 }
 
@@ -28,18 +30,27 @@ pub(crate) struct Prepared {
 
 impl Clone for Factors {
     fn clone(&self) -> Self {
-        Self { rounded: self.rounded.share(), prepared: Arc::clone(&self.prepared) }
+        let (parameters, running) = &self.source;
+        let source = (parameters.share(), running.clone());
+        Self { rounded: self.rounded.share(), source, prepared: Arc::clone(&self.prepared) }
     }
 }
 
 impl Factors {
-    /// Factors of parameters that are already rounded.
-    pub fn new(rounded: Parameters) -> Self {
-        Self { rounded, prepared: Arc::default() }
+    /// These parameters, rounded to a type.
+    pub(crate) fn new(parameters: &Parameters, dtype: DType) -> Result<Self> {
+        Ok(Self { rounded: parameters.cast(dtype)?, ..Self::unrounded(parameters) })
     }
 
-    /// The same parameters, some of them replaced by prepared tensors.
-    pub(crate) fn with(self, prepared: Prepared) -> Self {
+    /// These parameters as they are.
+    pub(crate) fn unrounded(parameters: &Parameters) -> Self {
+        let source = (parameters.share(), vec![]);
+        Self { rounded: parameters.share(), source, prepared: Arc::default() }
+    }
+
+    /// The same parameters, some of them replaced by tensors that were prepared of them and of these statistics.
+    pub(crate) fn with(mut self, prepared: Prepared, running: &[RunningStatistics]) -> Self {
+        self.source.1 = running.to_vec();
         Self { prepared: Arc::new(prepared), ..self }
     }
 

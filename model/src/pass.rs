@@ -136,7 +136,7 @@ impl<'t> Pass<'t> {
     /// A layer that runs on a pass with another model's parameters or statistics panics, or silently takes wrong ones;
     /// [`BiFormer::run`](crate::BiFormer::run) checks names and shapes.
     pub fn new(tape: &'t Tape, mode: Mode, parameters: &Parameters, running: &[RunningStatistics]) -> Self {
-        let factors = Factors::new(parameters.share());
+        let factors = Factors::unrounded(parameters);
         let (parameters, running) = (Arc::new(parameters.share()), running.to_vec());
         let given =
             Given { mode, parameters, factors, running, grouped_as: None, keeps_maps: false, attention_from: None };

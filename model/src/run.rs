@@ -1,7 +1,8 @@
 //! How images run through the model: stage by stage, and how many of them together.
 
 use crate::biformer::{BiFormer, Merging, Tail};
-use crate::error::Result;
+use crate::config::Features;
+use crate::error::{Error, Result};
 use crate::factors::Factors;
 use crate::pass::{Mode, Pass, Trace};
 use autograd::{Tape, Var};
@@ -11,18 +12,22 @@ use tensor::{DType, Device, Tensor};
 /// The result of a pass.
 #[derive(Debug)]
 pub struct Output<'t> {
-    /// As the configuration's [`Features`](crate::Features) say: logits (N, classes), the pooled last map (N, C), or
+    /// As the configuration's [`Features`] say: logits (N, classes), the pooled last map (N, C), or
     /// the stages' maps (N, H, W, C).
     pub values: Vec<Var<'t>>,
+    /// What those are.
+    pub features: Features,
     /// What the pass leaves beside its values: statistics to be applied after a training step, and what was asked for.
     pub trace: Trace,
 }
 
 impl<'t> Output<'t> {
-    /// The first value, whatever the configuration's [`Features`](crate::Features) make it: a classifier's logits (N,
-    /// classes), or without a head, pooled features (N, C), or the first stage's map (N, H, W, C).
-    pub fn logits(&self) -> &Var<'t> {
-        &self.values[0]
+    /// A classifier's logits (N, classes). [`Error::Headless`]: the model has no head.
+    pub fn logits(&self) -> Result<&Var<'t>> {
+        match (self.features, &self.values[..]) {
+            (Features::Logits, [logits]) => Ok(logits),
+            (features, _) => Err(Error::Headless { features: features.name() }),
+        }
     }
 }
 
@@ -45,7 +50,7 @@ impl BiFormer {
     ) -> Result<Output<'t>> {
         let pass = Pass::new(tape, mode, &self.parameters, &self.statistics).with_factors(factors);
         let values = self.run(&pass, images)?;
-        Ok(Output { values, trace: pass.into_trace() })
+        Ok(Output { values, features: self.config().features, trace: pass.into_trace() })
     }
 
     /// A pass whose options and trace are the caller's. Errors: as those of [`BiFormer::forward_with`].

@@ -21,9 +21,11 @@ fn the_head_makes_logits_of_pooled_features() -> Result<()> {
         let tape = Tape::inference();
         let pooled = trunk.forward(&tape, &images, Mode::Evaluate)?;
         assert_eq!(*pooled.values[0].shape(), [3, 48]);
+        let none = pooled.logits().unwrap_err().to_string();
+        assert!(none.contains("features = \"pooled\"") && none.contains("no logits"), "{none}");
         let [weight, bias] = ["head.weight", "head.bias"].map(|name| tape.constant(weights.tensors[name].clone()));
         let logits = ops::linear(&pooled.values[0], &weight, Some(&bias))?.value().to_vec::<f64>()?;
-        let expected = whole.forward(&tape, &images, Mode::Evaluate)?.logits().value().to_vec::<f64>()?;
+        let expected = whole.forward(&tape, &images, Mode::Evaluate)?.logits()?.value().to_vec::<f64>()?;
         assert_eq!(logits, expected, "{name}");
     }
     Ok(())

@@ -25,8 +25,8 @@ fn gradients(model: &mut BiFormer, tape: &Tape) -> Result<(Named, usize)> {
     let output =
         model.forward(tape, &Tensor::from_slice(&pixels, [3, 64, 64, 3])?, Mode::Train { seed: 3, step: 5 })?;
     let mut gradients = Gradients::new(&model.parameters)?;
-    let upstream = output.logits().value().clone();
-    tape.backward_from(output.logits(), upstream, &mut gradients)?;
+    let upstream = output.logits()?.value().clone();
+    tape.backward_from(output.logits()?, upstream, &mut gradients)?;
     gradients.require_all()?;
     model.update_statistics(&output.trace)?;
     let layout = model.parameters.layout();

@@ -2,7 +2,7 @@
 
 use autograd::Tape;
 use autograd::gradcheck::nan_max;
-use model::{BiFormer, Mode, Result, preset};
+use model::{BiFormer, Error, Mode, Result, preset};
 use tensor::rng::Philox;
 use tensor::{DType, Device, Tensor};
 
@@ -102,6 +102,34 @@ fn an_image_has_the_same_bits_whatever_lies_beside_it() -> Result<()> {
                     }
                 }
             }
+        }
+    }
+    Ok(())
+}
+
+/// Out of date, they would give wrong numbers without any error.
+#[test]
+fn what_factors_were_made_of_cannot_change_while_they_live() -> Result<()> {
+    let is_shared = |written: Result<()>| match written {
+        Err(Error::Engine(autograd::Error::Tensor(tensor::Error::Shared { .. }))) => true,
+        Ok(()) => false,
+        Err(other) => panic!("{other}"),
+    };
+    for factor_type in [DType::F32, DType::Bf16] {
+        let mut model = model("nano", MODELS[0].2, DType::F32)?;
+        model.place(&Device::Cpu, factor_type)?;
+        let images = random([4, 32, 32, 3], 7, -1.0, 1.0).cast(DType::F32)?;
+        let trace = model.forward(&Tape::new(), &images, Mode::Train { seed: 1, step: 0 })?.trace;
+        let write = |model: &mut BiFormer| model.parameters.flat_mut::<f32>().map(drop).map_err(Error::from);
+        for prepared in [false, true] {
+            let factors = if prepared { model.prepared()? } else { model.factors()? };
+            let copy = factors.clone();
+            drop(factors);
+            assert!(is_shared(write(&mut model)), "{factor_type}");
+            assert_eq!(is_shared(model.update_statistics(&trace)), prepared, "{factor_type}");
+            drop(copy);
+            write(&mut model)?;
+            model.update_statistics(&trace)?;
         }
     }
     Ok(())

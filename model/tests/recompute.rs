@@ -29,8 +29,8 @@ fn step(model: &BiFormer, images: &Tensor, tape: &Tape) -> Result<Step> {
     let kept = (tape.saved_bytes() - model.parameters.flat().bytes()) as f64;
     let mut gradients = Gradients::new(&model.parameters).unwrap();
     gradients.begin_step();
-    let upstream = output.logits().value().clone();
-    tape.backward_from(output.logits(), upstream, &mut gradients)?;
+    let upstream = output.logits()?.value().clone();
+    tape.backward_from(output.logits()?, upstream, &mut gradients)?;
     gradients.require_all()?;
     let gradients = gradients.flat().map_or(Ok(vec![]), |flat| flat.to_vec::<f32>())?;
     let routes = output.trace.routes.into_iter().map(|routes| Ok((routes.name, routes.indices.to_vec::<u32>()?)));

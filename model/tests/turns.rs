@@ -80,7 +80,7 @@ fn logits_have_the_same_bits_with_any_number_of_threads() -> Result<()> {
         model.place(&Device::Cpu, maps)?;
         let logits = |threads: usize| -> Result<Vec<f32>> {
             let run = || -> Result<Vec<f32>> {
-                Ok(model.forward(&Tape::inference(), &images, Mode::Evaluate)?.logits().value().to_vec::<f32>()?)
+                Ok(model.forward(&Tape::inference(), &images, Mode::Evaluate)?.logits()?.value().to_vec::<f32>()?)
             };
             thread_pool(threads).expect("threads").install(run)
         };
@@ -114,7 +114,7 @@ fn a_training_pass_goes_together_also_where_nothing_is_recorded() -> Result<()> 
         assert!(model.images_at_once([64; 2]).is_some_and(|at_once| at_once < IMAGES));
         let logits = |tape: Tape| -> Result<Vec<f64>> {
             let output = model.forward(&tape, &images, Mode::Train { seed: 1, step: 0 })?;
-            Ok(output.logits().value().to_vec()?)
+            Ok(output.logits()?.value().to_vec()?)
         };
         assert_eq!(logits(Tape::inference())?, logits(Tape::new())?);
         Ok(())
@@ -128,7 +128,7 @@ fn images_may_be_a_view_of_any_type() -> Result<()> {
     let model = BiFormer::new(&preset("micro")?.config(), 1, DType::F32)?;
     let images = images(2, 32)?;
     let logits = |images: &Tensor| {
-        Ok::<_, Error>(model.forward(&Tape::inference(), images, Mode::Evaluate)?.logits().value().to_vec::<f32>()?)
+        Ok::<_, Error>(model.forward(&Tape::inference(), images, Mode::Evaluate)?.logits()?.value().to_vec::<f32>()?)
     };
     let expected = logits(&images)?;
     for dtype in [DType::F32, DType::F64] {

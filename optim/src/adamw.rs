@@ -18,6 +18,7 @@
 //! reads four streams and writes three. Each element is computed from its own history only: the bits do
 //! not depend on the number of threads.
 
+use crate::clip::{clip_factor, gradient_norm};
 use crate::cuda::Controls;
 use crate::ema::Ema;
 use crate::error::{Error, Result, ensure, ensure_flat, ensure_layout};
@@ -115,13 +116,16 @@ impl AdamW {
         self.steps
     }
 
-    /// Makes one step with the learning rate `lr`: [`AdamW::step_scaled`] with the gradients as they are.
-    pub fn step(&mut self, parameters: &mut Parameters, gradients: &Gradients, lr: f64) -> Result<()> {
-        self.step_scaled(parameters, gradients, lr, 1.0)
+    /// Makes one step with the learning rate `lr` along the gradients as they are. Errors: those of
+    /// [`AdamW::step_scaled`]; [`Error::NonFinite`] for gradients that would destroy the weights.
+    pub fn step(&mut self, parameters: &mut Parameters, gradients: &mut Gradients, lr: f64) -> Result<()> {
+        let factor = clip_factor(gradient_norm(gradients)?, f64::INFINITY)?;
+        self.step_scaled(parameters, gradients, lr, factor)
     }
 
     /// Makes one step with the learning rate `lr` along the gradients times `grad_scale`: the
-    /// [`clip_factor`](crate::clip_factor), or one over the number of micro-batches that were added up.
+    /// [`clip_factor`], which also makes sure that they are finite, as this does not. It [ends](Gradients::end_step) the
+    /// step of the gradients.
     ///
     /// Errors, each before anything has changed: [`Error::Setting`] when `lr` is negative or one of the
     /// factors is not finite in the parameters' type; [`Error::Layout`] for another model's parameters or gradients;
@@ -131,7 +135,7 @@ impl AdamW {
     pub fn step_scaled(
         &mut self,
         parameters: &mut Parameters,
-        gradients: &Gradients,
+        gradients: &mut Gradients,
         lr: f64,
         grad_scale: f64,
     ) -> Result<()> {
@@ -141,6 +145,7 @@ impl AdamW {
             self.prepared = false;
             controls.set(&constants, f64::INFINITY)?;
             controls.step([parameters.flat_tensor_mut(), &mut self.m, &mut self.v], gradients_flat, None)?;
+            gradients.end_step();
             self.steps += 1;
             return Ok(());
         }
@@ -151,6 +156,7 @@ impl AdamW {
             let v = self.v.as_mut_slice::<T>("adamw")?;
             sweep(&constants.rounded::<T>(), &self.groups, p, g, m, v);
         });
+        gradients.end_step();
         self.steps += 1;
         Ok(())
     }
@@ -202,16 +208,17 @@ impl AdamW {
     pub fn clip_and_step(
         &mut self,
         parameters: &mut Parameters,
-        gradients: &Gradients,
+        gradients: &mut Gradients,
         average: Option<&mut Ema>,
     ) -> Result<()> {
-        let gradients = self.ensure_own(parameters, gradients)?;
+        let flat = self.ensure_own(parameters, gradients)?;
         self.ensure_prepared()?;
         let average = average.map(|average| average.with_rate(parameters)).transpose()?;
-        self.controls()?.clip(gradients)?;
+        self.controls()?.clip(flat)?;
         if let Some(controls) = &self.controls {
-            controls.step([parameters.flat_tensor_mut(), &mut self.m, &mut self.v], gradients, average)?;
+            controls.step([parameters.flat_tensor_mut(), &mut self.m, &mut self.v], flat, average)?;
         }
+        gradients.end_step();
         Ok(())
     }
 

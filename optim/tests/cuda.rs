@@ -58,7 +58,7 @@ fn train(start: &Parameters, device: &Device) -> [Vec<f64>; 3] {
     for step in 0..4 {
         give(&parameters, &mut gradients, |i| ((i + step * 7) as f64 * 0.61).cos());
         norms.push(gradient_norm(&gradients).unwrap());
-        adamw.step_scaled(&mut parameters, &gradients, 0.05, 0.7).unwrap();
+        adamw.step_scaled(&mut parameters, &mut gradients, 0.05, 0.7).unwrap();
         ema.update(&parameters).unwrap();
         let (moments, average) = (adamw.state(), ema.average().duplicate().unwrap());
         adamw.restore(&moments).unwrap();
@@ -97,7 +97,7 @@ fn an_average_that_is_taken_along_has_the_bits_of_one_that_follows() {
         let mut ema = Ema::new(&parameters, EmaConfig { decay: 0.9, warmup: true }).unwrap();
         for _ in 0..3 {
             adamw.prepare(&parameters, 0.05, 1.0, along.then_some(&mut ema)).unwrap();
-            adamw.clip_and_step(&mut parameters, &gradients, along.then_some(&mut ema)).unwrap();
+            adamw.clip_and_step(&mut parameters, &mut gradients, along.then_some(&mut ema)).unwrap();
             adamw.finish(along.then_some(&mut ema)).unwrap();
             if !along {
                 ema.update(&parameters).unwrap();
@@ -122,7 +122,7 @@ fn a_gradient_that_is_not_finite_changes_nothing() {
         let mut step = |of_element: &dyn Fn(usize) -> f64| {
             give(&parameters, &mut gradients, of_element);
             adamw.prepare(&parameters, 0.05, 1.0, Some(&mut ema)).unwrap();
-            adamw.clip_and_step(&mut parameters, &gradients, Some(&mut ema)).unwrap();
+            adamw.clip_and_step(&mut parameters, &mut gradients, Some(&mut ema)).unwrap();
             let (norm, moments) = (adamw.finish(Some(&mut ema)).unwrap(), adamw.state());
             let all = [parameters.flat(), &moments.m, &moments.v, ema.average().flat()];
             assert_eq!((adamw.steps(), ema.updates()), (1, 1), "what was no step is not counted");
@@ -145,17 +145,17 @@ fn a_step_that_was_not_prepared_is_refused() {
     let mut adamw = AdamW::new(&parameters, AdamWConfig::default()).unwrap();
     let mut ema = Ema::new(&parameters, EmaConfig { decay: 0.9, warmup: false }).unwrap();
     let assert_refused = |error: optim::Error| assert!(error.to_string().contains("prepared"), "{error}");
-    assert_refused(adamw.clip_and_step(&mut parameters, &gradients, None).unwrap_err());
+    assert_refused(adamw.clip_and_step(&mut parameters, &mut gradients, None).unwrap_err());
     assert_refused(adamw.finish(None).unwrap_err());
     for length in [0.0, f64::NAN] {
         let refused = adamw.prepare(&parameters, 0.05, length, None).unwrap_err();
         assert!(matches!(refused, optim::Error::Setting { what: "max_norm", .. }), "{refused}");
     }
-    assert_refused(adamw.clip_and_step(&mut parameters, &gradients, None).unwrap_err());
+    assert_refused(adamw.clip_and_step(&mut parameters, &mut gradients, None).unwrap_err());
     adamw.prepare(&parameters, 0.05, 1.0, None).unwrap();
-    assert_refused(adamw.clip_and_step(&mut parameters, &gradients, Some(&mut ema)).unwrap_err());
+    assert_refused(adamw.clip_and_step(&mut parameters, &mut gradients, Some(&mut ema)).unwrap_err());
     assert_eq!(parameters.flat().to_vec::<f32>().unwrap(), start);
-    adamw.clip_and_step(&mut parameters, &gradients, None).unwrap();
+    adamw.clip_and_step(&mut parameters, &mut gradients, None).unwrap();
     adamw.finish(None).unwrap();
     // Nor is one step counted twice.
     assert_refused(adamw.finish(None).unwrap_err());
@@ -171,11 +171,11 @@ fn a_step_that_was_not_prepared_is_refused() {
     drop(average);
     adamw.prepare(&parameters, 0.05, 1.0, Some(&mut ema)).unwrap();
     // What was prepared serves no step after another one, nor after a return to an earlier state.
-    adamw.step(&mut parameters, &gradients, 0.05).unwrap();
-    assert_refused(adamw.clip_and_step(&mut parameters, &gradients, None).unwrap_err());
+    adamw.step(&mut parameters, &mut gradients, 0.05).unwrap();
+    assert_refused(adamw.clip_and_step(&mut parameters, &mut gradients, None).unwrap_err());
     adamw.prepare(&parameters, 0.05, 1.0, None).unwrap();
     adamw.restore(&adamw.state()).unwrap();
-    assert_refused(adamw.clip_and_step(&mut parameters, &gradients, None).unwrap_err());
+    assert_refused(adamw.clip_and_step(&mut parameters, &mut gradients, None).unwrap_err());
     // Nor does an average's.
     for forget in [
         |ema: &mut Ema, new: &Parameters| ema.update(new).unwrap(),
@@ -186,7 +186,7 @@ fn a_step_that_was_not_prepared_is_refused() {
     ] {
         adamw.prepare(&parameters, 0.05, 1.0, Some(&mut ema)).unwrap();
         forget(&mut ema, &parameters);
-        assert_refused(adamw.clip_and_step(&mut parameters, &gradients, Some(&mut ema)).unwrap_err());
+        assert_refused(adamw.clip_and_step(&mut parameters, &mut gradients, Some(&mut ema)).unwrap_err());
     }
 }
 
@@ -205,11 +205,11 @@ fn a_long_gradient_is_clipped_as_on_the_cpu() {
             let mut adamw = AdamW::new(&parameters, AdamWConfig::default()).unwrap();
             let norm = if let Device::Cuda(_) = device {
                 adamw.prepare(&parameters, 0.05, 1.0, None).unwrap();
-                adamw.clip_and_step(&mut parameters, &gradients, None).unwrap();
+                adamw.clip_and_step(&mut parameters, &mut gradients, None).unwrap();
                 adamw.finish(None).unwrap()
             } else {
                 let norm = gradient_norm(&gradients).unwrap();
-                adamw.step_scaled(&mut parameters, &gradients, 0.05, clip_factor(norm, 1.0).unwrap()).unwrap();
+                adamw.step_scaled(&mut parameters, &mut gradients, 0.05, clip_factor(norm, 1.0).unwrap()).unwrap();
                 norm
             };
             let (moments, norm) = (adamw.state(), Tensor::scalar(norm));

@@ -200,7 +200,7 @@ fn gradients<'t>(
     output: &Output<'t>,
     labels: &Tensor,
 ) -> Result<Vec<(String, Tensor)>> {
-    let loss = ops::cross_entropy(output.logits(), labels, 0.0)?;
+    let loss = ops::cross_entropy(output.logits()?, labels, 0.0)?;
     let mut gradients = Gradients::new(&model.parameters)?;
     tape.backward(&loss, &mut gradients)?;
     gradients.require_all()?;

@@ -176,7 +176,7 @@ impl Learner {
         lap("gradient norm");
         traces.iter().try_for_each(|trace| self.model.update_statistics(trace))?;
         lap("running statistics");
-        self.optimizer.step_scaled(&mut self.model.parameters, &self.gradients, lr, factor)?;
+        self.optimizer.step_scaled(&mut self.model.parameters, &mut self.gradients, lr, factor)?;
         lap("optimizer");
         if let Some(average) = &mut self.average {
             average.update(&self.model)?;
@@ -197,7 +197,7 @@ impl Learner {
     ) -> Result<Trace> {
         let tape = self.config.recompute.tape(&self.device).profiled(self.profile.clone());
         let output = self.model.forward(&tape, images, mode)?;
-        let logits = output.logits();
+        let logits = output.logits()?;
         let loss = loss(logits, targets, self.config.label_smoothing)?;
         seen(&self.model, [loss.value(), logits.value()])?;
         let share = ops::scale(&loss, targets.shape()[0] as f64 / whole as f64)?;

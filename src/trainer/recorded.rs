@@ -90,7 +90,7 @@ impl Learner {
             self.model.move_statistics(&trace)?;
         }
         let average = self.average.as_mut().map(Average::of_parameters);
-        self.optimizer.clip_and_step(&mut self.model.parameters, &self.gradients, average)?;
+        self.optimizer.clip_and_step(&mut self.model.parameters, &mut self.gradients, average)?;
         if let Some(average) = &mut self.average {
             average.follow_statistics(&self.model)?;
         }

@@ -139,8 +139,8 @@ pub(super) fn judge(
 fn first_to_go_wrong(model: &BiFormer, [images, targets]: &[Tensor; 2], mode: Mode, label_smoothing: f64) -> String {
     let tape = Tape::checking_finite();
     let pass = model.forward(&tape, images, mode).map_err(anyhow::Error::from).and_then(|output| {
-        let targets = targets.to_device(&output.logits().value().device())?;
-        loss(output.logits(), &targets, label_smoothing)?;
+        let targets = targets.to_device(&output.logits()?.value().device())?;
+        loss(output.logits()?, &targets, label_smoothing)?;
         Ok(())
     });
     match pass {

@@ -109,7 +109,7 @@ pub enum Error {
     },
     /// Writing to memory that another tensor shares.
     #[error(
-        "{op}: cannot write what another tensor shares; drop that view, tape, pass, state_dict or saved state first"
+        "{op}: cannot write what another tensor shares; drop that view, tape, pass, factors, state_dict or saved state first"
     )]
     Shared {
         /// The operation.

@@ -130,6 +130,45 @@ fn its_own_temporary_memory_serves_it_again() {
 }
 
 #[test]
+fn memory_that_a_recording_uses_is_no_temporary_memory() {
+    let Some((gpu, numbers)) = device() else { return };
+    let (x, mut sum) = (numbers(1.5), numbers(0.0));
+    elements::put(sum.as_out("test", false).unwrap(), &x).unwrap();
+    let (recording, ()) = gpu.record(|| elements::put(sum.as_out("test", false)?, &x)).unwrap();
+    let work = || {
+        drop(x);
+        drop(numbers(7.0));
+        Ok::<_, Error>(())
+    };
+    gpu.aside(&[], work).unwrap();
+    recording.replay(&[]).unwrap();
+    assert_all(&sum, 1.5, "what the recording reads");
+}
+
+#[test]
+fn a_replay_joins_what_is_aside() {
+    let Some((gpu, numbers)) = device() else { return };
+    let (x, mut sum) = (numbers(3.0), numbers(0.0));
+    let _much = Tensor::empty_on(&x.device(), [1 << 20], DType::F32).unwrap();
+    double_aside(&gpu, &x, &mut sum).unwrap();
+    gpu.join().unwrap();
+    let (recording, ()) = gpu.record(|| double_aside(&gpu, &x, &mut sum)).unwrap();
+    let mut other = numbers(0.0);
+    double_aside(&gpu, &x, &mut other).unwrap();
+    assert!(!x.is_unique());
+    recording.replay(&[]).unwrap();
+    assert!(x.is_unique(), "joined");
+}
+
+#[test]
+fn a_recording_does_not_begin_within_it() {
+    let Some((gpu, _)) = device() else { return };
+    let record = || gpu.record(|| Ok::<_, Error>(())).map(drop);
+    assert!(matches!(gpu.aside(&[], record), Err(Error::Argument { op: "record", .. })));
+    assert!(record().is_ok());
+}
+
+#[test]
 fn a_recording_holds_it_as_well() {
     let Some((gpu, numbers)) = device() else { return };
     let (x, mut total) = (numbers(3.0), numbers(0.0));

@@ -54,7 +54,7 @@ fn probabilities(model: &BiFormer, pixels: &[f32]) -> Result<Vec<f64>> {
     let (tape, image) = (Tape::inference(), Tensor::from_slice(pixels, [1, 32, 32, 3])?);
     // Prepared, as the program does it: percentages are to be rounded alike.
     let output = model.forward_with(model.prepared()?, &tape, &image, Mode::Evaluate)?;
-    let weights: Vec<f64> = output.logits().value().to_vec::<f32>()?.iter().map(|&x| f64::from(x).exp()).collect();
+    let weights: Vec<f64> = output.logits()?.value().to_vec::<f32>()?.iter().map(|&x| f64::from(x).exp()).collect();
     let total: f64 = weights.iter().sum();
     Ok(weights.into_iter().map(|weight| weight / total).collect())
 }

@@ -32,7 +32,7 @@ fn run(adamw: &mut AdamW, parameters: &mut Parameters, range: std::ops::RangeInc
     let mut gradients = Gradients::new(parameters).unwrap();
     for step in range {
         give(parameters, &mut gradients, &gradients_of_step(step));
-        adamw.step_scaled(parameters, &gradients, lr(step), grad_scale).unwrap();
+        adamw.step_scaled(parameters, &mut gradients, lr(step), grad_scale).unwrap();
     }
 }
 
@@ -95,7 +95,7 @@ fn one_step_by_hand() {
     let bias = values(&parameters)[1][0];
     let mut gradients = Gradients::new(&parameters).unwrap();
     give(&parameters, &mut gradients, &[vec![0.5, -1.5], vec![0.0]]);
-    AdamW::new(&parameters, config).unwrap().step(&mut parameters, &gradients, 0.2).unwrap();
+    AdamW::new(&parameters, config).unwrap().step(&mut parameters, &mut gradients, 0.2).unwrap();
     let after = values(&parameters);
     assert_relative_eq!(after[0][0], 0.98 - 0.2 * 0.5, epsilon = 1e-14);
     assert_relative_eq!(after[0][1], -1.96 + 0.2 * 0.75, epsilon = 1e-14);
@@ -140,13 +140,16 @@ fn a_frozen_parameter_is_not_moved() {
     let mut after = before.duplicate().unwrap();
     after.freeze(|name| name.starts_with("big") || name == "stem.bias");
     let mut gradients = Gradients::new(&after).unwrap();
-    assert!(matches!(adamw.step(&mut after, &gradients, 0.1), Err(Error::Layout { .. })), "made before it was frozen");
+    assert!(
+        matches!(adamw.step(&mut after, &mut gradients, 0.1), Err(Error::Layout { .. })),
+        "made before it was frozen"
+    );
     let state = adamw.state();
     let mut adamw = AdamW::new(&after, config).unwrap();
     adamw.restore(&state).unwrap();
     for step in 4..=5 {
         give(&after, &mut gradients, &gradients_of_step(step));
-        adamw.step(&mut after, &gradients, lr(step)).unwrap();
+        adamw.step(&mut after, &mut gradients, lr(step)).unwrap();
     }
     let layout = after.layout();
     for id in layout.ids().filter(|&id| !layout.span(id).is_empty()) {
@@ -184,7 +187,7 @@ fn minimises_a_quadratic() {
         let slope = |(i, (x, c)): (usize, (&f64, &f64))| 10f64.powf(3.0 * i as f64 / 7.0) * (x - c);
         let slopes = values(&parameters)[0].iter().zip(&centre).enumerate().map(slope).collect();
         give(&parameters, &mut gradients, &[slopes]);
-        adamw.step(&mut parameters, &gradients, 0.01 * (1.0 - f64::from(step) / 2000.0)).unwrap();
+        adamw.step(&mut parameters, &mut gradients, 0.01 * (1.0 - f64::from(step) / 2000.0)).unwrap();
     }
     assert!(distance(&parameters) < 1e-4, "{}", distance(&parameters));
 }
@@ -195,15 +198,15 @@ fn foreign_gradients_parameters_and_states_are_refused() {
     let foreign = [parameters(DType::F32, &SHAPES[..3]), parameters(DType::F64, &SHAPES)];
     for mut foreign in foreign {
         let mut adamw = AdamW::new(&own, AdamWConfig::default()).unwrap();
-        let step = adamw.step(&mut own, &Gradients::new(&foreign).unwrap(), 0.1);
+        let step = adamw.step(&mut own, &mut Gradients::new(&foreign).unwrap(), 0.1);
         assert!(matches!(step, Err(Error::Layout { what: "gradients", .. })));
-        let step = adamw.step(&mut foreign, &Gradients::new(&own).unwrap(), 0.1);
+        let step = adamw.step(&mut foreign, &mut Gradients::new(&own).unwrap(), 0.1);
         assert!(matches!(step, Err(Error::Layout { what: "parameters", .. })));
         let state = AdamW::new(&foreign, AdamWConfig::default()).unwrap().state();
         assert!(matches!(adamw.restore(&state), Err(Error::Layout { what: "first moments", .. })));
         let half = AdamWState { v: state.v, ..adamw.state() };
         assert!(matches!(adamw.restore(&half), Err(Error::Layout { what: "second moments", .. })));
-        assert_eq!(adamw.step(&mut own, &Gradients::default(), 0.1), Err(Error::NoParameters));
+        assert_eq!(adamw.step(&mut own, &mut Gradients::default(), 0.1), Err(Error::NoParameters));
     }
     // Of one length in both types.
     let [narrow, wide] = [DType::F32, DType::F64].map(|dtype| parameters(dtype, &[("x", &[16])]));
@@ -215,8 +218,8 @@ fn foreign_gradients_parameters_and_states_are_refused() {
     let mut gradients = Gradients::new(&alike).unwrap();
     give(&alike, &mut gradients, &SHAPES.map(|(_, shape)| vec![1.0; shape.iter().product()]));
     let mut adamw = AdamW::new(&own, AdamWConfig::default()).unwrap();
-    adamw.step(&mut own, &gradients, 0.1).unwrap();
-    adamw.step(&mut alike, &gradients, 0.1).unwrap();
+    adamw.step(&mut own, &mut gradients, 0.1).unwrap();
+    adamw.step(&mut alike, &mut gradients, 0.1).unwrap();
 }
 
 #[test]
@@ -256,29 +259,38 @@ fn a_refused_step_changes_nothing() {
     let mut gradients = Gradients::new(&parameters).unwrap();
     give(&parameters, &mut gradients, &[vec![1.0; 4]]);
     let unreached = autograd::Error::Unreached { names: vec!["b".into()] };
-    assert_eq!(adamw.step(&mut parameters, &gradients, 0.1), Err(unreached.into()));
+    assert_eq!(adamw.step(&mut parameters, &mut gradients, 0.1), Err(unreached.into()));
 
     give(&parameters, &mut gradients, &[vec![1.0; 4], vec![1.0; 3]]);
     let tape = autograd::Tape::new();
     let first = parameters.layout().ids().next().unwrap();
     let on_tape = tape.parameter(&parameters, first);
-    let refused = adamw.step(&mut parameters, &gradients, 0.1);
+    let refused = adamw.step(&mut parameters, &mut gradients, 0.1);
     assert!(matches!(refused, Err(Error::Tensor(tensor::Error::Shared { op: "parameters" }))));
     drop(on_tape);
     let state = adamw.state();
-    let refused = adamw.step(&mut parameters, &gradients, 0.1);
+    let refused = adamw.step(&mut parameters, &mut gradients, 0.1);
     assert!(matches!(refused, Err(Error::Tensor(tensor::Error::Shared { op: "adamw" }))));
     drop(state);
     let infinite_in_f32 = [(1e300, 1.0, "lr"), (0.1, 1e300, "grad_scale")];
     let wrong = [(-1.0, 1.0, "lr"), (f64::NAN, 1.0, "lr"), (0.1, f64::INFINITY, "grad_scale")];
     for (lr, scale, name) in wrong.into_iter().chain(infinite_in_f32) {
-        let refused = adamw.step_scaled(&mut parameters, &gradients, lr, scale);
+        let refused = adamw.step_scaled(&mut parameters, &mut gradients, lr, scale);
         assert!(matches!(refused, Err(Error::Setting { what, .. }) if what == name));
     }
+    let mut unsound = Gradients::new(&parameters).unwrap();
+    for (number, norm) in [(f64::NAN, f64::NAN), (f64::INFINITY, f64::INFINITY)] {
+        give(&parameters, &mut unsound, &[vec![1.0; 4], vec![1.0, number, 1.0]]);
+        let refused = adamw.step(&mut parameters, &mut unsound, 0.1);
+        assert!(matches!(refused, Err(Error::NonFinite { norm: n }) if n.to_bits() == norm.to_bits()), "{refused:?}");
+    }
     assert_eq!((values(&parameters), adamw.steps()), (before.clone(), 0));
-    adamw.step(&mut parameters, &gradients, 0.0).unwrap();
+    adamw.step(&mut parameters, &mut gradients, 0.0).unwrap();
     assert_eq!((values(&parameters), adamw.steps()), (before.clone(), 1), "a rate of zero");
-    adamw.step(&mut parameters, &gradients, 0.1).unwrap();
+    let twice = adamw.step(&mut parameters, &mut gradients, 0.1);
+    assert_eq!(twice, Err(autograd::Error::NoBackward.into()), "along the same gradients");
+    give(&parameters, &mut gradients, &[vec![1.0; 4], vec![1.0; 3]]);
+    adamw.step(&mut parameters, &mut gradients, 0.1).unwrap();
     assert_ne!(values(&parameters), before);
 }
 

@@ -102,10 +102,10 @@ impl Gpu {
         }
         let capacity = if self.driver.recycles() { capacity_for(bytes) } else { bytes };
         let fits = capacity..=2 * capacity;
-        let own = &mut pool.held_back.own;
         let may_again = self.driver.recycles() && self.stream() == Stream::Aside;
-        let again = own.iter().position(|(_, size, _)| fits.contains(size)).filter(|_| may_again);
-        let again = again.map(|place| own.swap_remove(place)).map(|(_, size, address)| (address, size));
+        let is_fit = |&(age, size, _): &Block| may_again && fits.contains(&size) && !pool.may_be_used(age);
+        let again = pool.held_back.own.iter().position(is_fit);
+        let again = again.map(|place| pool.held_back.own.swap_remove(place)).map(|(_, size, address)| (address, size));
         let recycled = || pool.free.range_mut(fits).find_map(|(&size, blocks)| Some((blocks.pop()?, size)));
         let (address, capacity) = match again.or_else(recycled) {
             Some(block) => block,

@@ -6,7 +6,7 @@
 
 use super::driver::RecordingId;
 use super::pool::{Pool, give_free};
-use super::{Gpu, Memory};
+use super::{Gpu, Memory, Stream};
 use crate::rng::Philox;
 use crate::{Device, Error, Result, lock};
 use std::collections::{BTreeMap, HashMap};
@@ -77,6 +77,9 @@ impl Gpu {
         if lock(&self.keys).is_some() {
             return Err(Error::argument("record", "a recording cannot start within another").into());
         }
+        if self.stream() == Stream::Aside {
+            return Err(Error::argument("record", "a recording cannot start within work aside").into());
+        }
         // Free blocks that the pool holds would be lacking for the recording.
         self.join()?;
         self.trim()?;
@@ -142,6 +145,8 @@ impl Recording {
                 format!("{} random streams were given in place of {}", streams.len(), self.keys.streams.len());
             return Err(Error::argument("replay", message));
         }
+        // What the recording has aside shares counters and workspaces with what is aside now.
+        self.gpu.join()?;
         let keys: Vec<u64> = streams.iter().flat_map(Philox::key).collect();
         // SAFETY: the memory has room for the keys of as many streams as were recorded.
         unsafe { self.gpu.upload(bytemuck::cast_slice(&keys), self.keys.memory.address())? };
