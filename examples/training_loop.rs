@@ -8,7 +8,7 @@
 use anyhow::{Result, ensure};
 use biformer::autograd::{Gradients, Tape};
 use biformer::config::RunConfig;
-use biformer::data::{self, Augmentation, Loader, LoaderConfig, Split, Transform};
+use biformer::data::{self, Augmentation, Loader, LoaderConfig, MicroBatch, Split, Targets, Transform};
 use biformer::model::{BiFormer, Mode, preset};
 use biformer::optim::{AdamW, AdamWConfig, Schedule};
 use biformer::tensor::{DType, Tensor};
@@ -37,12 +37,22 @@ pub fn main() -> Result<()> {
     let mut losses = vec![];
     for (step, batch) in (0..STEPS).zip(loader.epoch(0, 0)) {
         let batch = batch?;
-        let images = Tensor::from_slice(&batch.images, batch.shape)?; // (N, H, W, 3)
-        let labels = Tensor::from_slice(&batch.labels, [batch.labels.len()])?; // (N)
+        let MicroBatch { images, shape, targets } = batch.part(0, 1); // the whole batch
+        let images = Tensor::from_slice(images, shape)?; // (N, H, W, 3)
 
         let tape = Tape::new();
         let output = model.forward(&tape, &images, Mode::Train { seed: SEED, step })?;
-        let loss = ops::cross_entropy(output.logits()?, &labels, 0.1)?;
+        let loss = match targets {
+            Targets::Classes(labels) => {
+                let labels = Tensor::from_slice(labels, [labels.len()])?; // (N)
+                ops::cross_entropy(output.logits()?, &labels, 0.1)?
+            }
+            Targets::Distributions(shares, shape) => {
+                // Where the augmentation has mixup or cutmix.
+                let shares = Tensor::from_slice(shares, shape)?; // (N, K)
+                ops::soft_cross_entropy(output.logits()?, &shares)?
+            }
+        };
         losses.push(loss.value().item::<f32>()?);
         tape.backward(&loss, &mut gradients)?;
         gradients.require_all()?; // a parameter without a path to the loss is an error

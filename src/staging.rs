@@ -3,7 +3,7 @@
 //! one.
 
 use anyhow::Result;
-use data::{Batch, Batches};
+use data::{Batch, Batches, MicroBatch, Targets};
 use std::iter::Peekable;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -104,10 +104,10 @@ impl Staging {
         let parts = self.parts.len();
         let Some(next) = next().filter(|next| self.fits(next, parts)) else { return Ok(()) };
         let pieces = (0..parts).flat_map(|part| {
-            let MicroBatch { images, targets } = MicroBatch::of(next, part, parts);
+            let MicroBatch { images, targets, .. } = next.part(part, parts);
             let targets = match targets {
                 Targets::Classes(classes) => bytemuck::cast_slice(classes),
-                Targets::Distributions(shares) => bytemuck::cast_slice(shares),
+                Targets::Distributions(shares, _) => bytemuck::cast_slice(shares),
             };
             [bytemuck::cast_slice(images), targets]
         });
@@ -147,43 +147,13 @@ impl<R> Staged<R> {
     }
 }
 
-/// The targets (labels) of images.
-enum Targets<'b> {
-    /// (N)
-    Classes(&'b [u32]),
-    /// Of mixed images: a distribution over the classes for each, (N, K).
-    Distributions(&'b [f32]),
-}
-
-/// A part of a batch, which goes through the model by itself.
-struct MicroBatch<'b> {
-    images: &'b [f32],
-    targets: Targets<'b>,
-}
-
-impl<'b> MicroBatch<'b> {
-    fn of(batch: &'b Batch, part: usize, parts: usize) -> Self {
-        let slots = batch.slots(part, parts);
-        let rows = |all: &'b [f32]| {
-            let row = all.len() / batch.labels.len().max(1);
-            &all[slots.start * row..slots.end * row]
-        };
-        let targets = match batch.targets.is_empty() {
-            true => Targets::Classes(&batch.labels[slots.clone()]),
-            false => Targets::Distributions(rows(&batch.targets)),
-        };
-        Self { images: rows(&batch.images), targets }
-    }
-}
-
 /// Part `part` of `parts` of a batch: images (N, H, W, 3), and their classes (N), or if they are mixed, distributions
 /// over the classes (N, K). Errors: [`tensor::Error::Shape`] if the batch's data do not match its `shape`.
 pub fn tensors(batch: &Batch, part: usize, parts: usize) -> Result<[Tensor; 2]> {
-    let MicroBatch { images, targets } = MicroBatch::of(batch, part, parts);
-    let ([_, height, width, channels], count) = (batch.shape, batch.slots(part, parts).len());
+    let MicroBatch { images, shape, targets } = batch.part(part, parts);
     let targets = match targets {
-        Targets::Classes(classes) => Tensor::from_slice(classes, [count])?,
-        Targets::Distributions(shares) => Tensor::from_slice(shares, [count, shares.len() / count.max(1)])?,
+        Targets::Classes(classes) => Tensor::from_slice(classes, [classes.len()])?,
+        Targets::Distributions(shares, shape) => Tensor::from_slice(shares, shape)?,
     };
-    Ok([Tensor::from_slice(images, [count, height, width, channels])?, targets])
+    Ok([Tensor::from_slice(images, shape)?, targets])
 }

@@ -9,7 +9,8 @@ pub struct Batch {
     pub images: Vec<f32>,
     /// `[N, H, W, 3]`.
     pub shape: [usize; 4],
-    /// The classes, (N); of a mixed image, that of its larger part.
+    /// The classes, (N), by which answers are scored. Those of mixed images, of which it is that of the larger part, are
+    /// not what a model is to learn: [`part`](Self::part) has that.
     pub labels: Vec<u32>,
     /// The soft targets of mixed images, (N, K): for each a distribution over the classes. Empty if nothing is mixed.
     pub targets: Vec<f32>,
@@ -35,11 +36,45 @@ impl Batch {
         start(part)..start(part + 1)
     }
 
+    /// Part `part` of `parts`, which goes through a model by itself; the first of one is the whole batch. Panics if
+    /// `parts` is 0.
+    pub fn part(&self, part: usize, parts: usize) -> MicroBatch<'_> {
+        let (slots, [_, height, width, channels]) = (self.slots(part, parts), self.shape);
+        let row = |all: &[f32]| all.len() / self.labels.len().max(1);
+        let of = |row: usize| slots.start * row..slots.end * row;
+        let targets = match row(&self.targets) {
+            0 => Targets::Classes(&self.labels[slots.clone()]),
+            classes => Targets::Distributions(&self.targets[of(classes)], [slots.len(), classes]),
+        };
+        let images = &self.images[of(row(&self.images))];
+        MicroBatch { images, shape: [slots.len(), height, width, channels], targets }
+    }
+
     /// The floats of the image in a slot, (H, W, 3). Panics when there is no such slot.
     pub fn image(&self, slot: usize) -> &[f32] {
         let len = self.shape[1..].iter().product::<usize>();
         &self.images[slot * len..(slot + 1) * len]
     }
+}
+
+/// A part of a batch: see [`Batch::part`].
+#[derive(Clone, Copy, Debug)]
+pub struct MicroBatch<'b> {
+    /// The images, (N, H, W, 3).
+    pub images: &'b [f32],
+    /// `[N, H, W, 3]`.
+    pub shape: [usize; 4],
+    /// What a model is to say of them.
+    pub targets: Targets<'b>,
+}
+
+/// What a model is to learn to say of images.
+#[derive(Clone, Copy, Debug)]
+pub enum Targets<'b> {
+    /// Their classes, (N).
+    Classes(&'b [u32]),
+    /// Of mixed images: for each a distribution over the classes, (N, K), and `[N, K]`.
+    Distributions(&'b [f32], [usize; 2]),
 }
 
 /// An image that could not be decoded.

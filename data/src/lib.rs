@@ -58,7 +58,7 @@ mod transform;
 
 pub use among::{among, class_among};
 pub use augmentation::{Augmentation, Crop, EraseFill, Fill};
-pub use batch::{Batch, Skipped};
+pub use batch::{Batch, MicroBatch, Skipped, Targets};
 pub use dataset::{Dataset, Sample, Split, Statistics, open, undivided};
 pub use error::{Error, Result};
 pub use fingerprint::fingerprint;
