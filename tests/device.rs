@@ -81,6 +81,25 @@ fn distance(a: &[f64], b: &[f64]) -> f64 {
     norm(&mut a.iter().zip(b).map(|(a, b)| a - b)) / norm(&mut b.iter().copied())
 }
 
+/// What whoever has a GPU of a kind that was never tried begins with.
+#[test]
+fn gradcheck_compares_the_devices_kernels() {
+    let Some(device) = there() else { return };
+    let report = fresh(&format!("device-gradcheck-{device}")).join("report.json");
+    let check = ["gradcheck", "--op", "scale", "--device", &device.to_string(), "--json", text(&report)];
+    // Twice, as a report may take the place of an earlier one.
+    for _ in 0..2 {
+        let said = biformer(&check).ok().out;
+        assert!(said.contains("1 operation, 0 failures") && !said.contains("FAILED"), "{said}");
+    }
+    let reports: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(report).unwrap()).unwrap();
+    for (place, (dtype, most)) in [("bf16", 1.5e-2), ("f32", 2e-5), ("f64", 1e-11)].into_iter().enumerate() {
+        let report = &reports[place];
+        assert_eq!((&report["type"], &report["passed"]), (&dtype.into(), &true.into()), "{report}");
+        assert!(report["cases"].as_u64() > Some(3) && report["gradient_error"].as_f64() < Some(most), "{report}");
+    }
+}
+
 /// Of batches, and their average: what a test after an epoch normalises by.
 #[test]
 fn statistics_move_as_on_the_cpu() {

@@ -2,7 +2,7 @@
 
 use autograd::gradcheck::Function;
 use autograd::{Tape, Var};
-use ops::check::device::{parity, tolerance};
+use ops::check::device::{Parity, check_on};
 use ops::registry::{self, OPS};
 use standin::Standin;
 use tensor::cuda::Gpu;
@@ -26,24 +26,10 @@ fn every_operation_is_that_of_the_cpu() {
     for op in OPS.iter().filter(|op| only.is_empty() || only.split(',').any(|name| name == op.name)) {
         // First the one that most people train in: after a fault a GPU refuses its process everything.
         for dtype in [DType::Bf16, DType::F32, DType::F64] {
-            let mut worst = [0.0f64; 2];
-            for case in (op.cases)() {
-                match parity(&case, &device, dtype, again) {
-                    Ok(found) => {
-                        worst = [worst[0].max(found.value), worst[1].max(found.gradient)];
-                        let within = |error: f64| error <= tolerance(dtype);
-                        if !within(found.value) || !within(found.gradient) {
-                            let bound = tolerance(dtype);
-                            failures.push(format!(
-                                "{} {dtype}, \"{}\": {found:?}, more than {bound:.1e}",
-                                op.name, case.name
-                            ));
-                        }
-                    }
-                    Err(error) => failures.push(format!("{} {dtype}, \"{}\": {error}", op.name, case.name)),
-                }
-            }
-            println!("{:<20} {dtype:<5} value {:.1e}  gradient {:.1e}", op.name, worst[0], worst[1]);
+            let report = check_on(op, &device, dtype, again);
+            let Parity { value, gradient } = report.worst;
+            println!("{:<20} {dtype:<5} value {value:.1e}  gradient {gradient:.1e}", op.name);
+            failures.extend(report.failures);
         }
     }
     assert!(failures.is_empty(), "{}", failures.join("\n"));

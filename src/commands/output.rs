@@ -90,7 +90,7 @@ impl Kind {
             || match self {
                 Kind::Checks => {
                     let list = serde_json::from_slice::<Vec<Value>>(&beginning(path, MAX_REPORT));
-                    list.is_ok_and(|list| list.iter().all(|report| is(report, "op") && is(report, "kill_rate")))
+                    list.is_ok_and(|list| list.iter().all(|report| is(report, "op") && is(report, "value_error")))
                 }
                 Kind::Predictions => {
                     // One line is enough, and there may be a million.

@@ -3,6 +3,7 @@
 use super::gradient::upstream_of;
 use super::laws::{Twice, same_bits};
 use crate::case::{Case, array};
+use crate::registry::Op;
 use autograd::gradcheck::{backward, nan_max, relative_error, value};
 use autograd::{Error, Result};
 use tensor::{DType, Device, Tensor};
@@ -25,6 +26,40 @@ pub struct Parity {
     pub value: f64,
     /// The largest relative error of a gradient.
     pub gradient: f64,
+}
+
+/// What was found of all cases of an operation on a device, in a type.
+#[derive(Clone, Debug)]
+pub struct DeviceReport {
+    /// The operation.
+    pub op: &'static str,
+    /// The type of its inputs that are no numbers of classes or regions.
+    pub dtype: DType,
+    /// How many cases there are.
+    pub cases: usize,
+    /// The largest errors.
+    pub worst: Parity,
+    /// What is wrong, a line each.
+    pub failures: Vec<String>,
+}
+
+/// Compares all cases of an operation on a device, in a type: see [`parity`]. A fault of the device is a failure, too.
+pub fn check_on(op: &Op, device: &Device, dtype: DType, again: bool) -> DeviceReport {
+    let (cases, bound) = ((op.cases)(), tolerance(dtype));
+    let (mut worst, mut failures) = (Parity::default(), vec![]);
+    for case in &cases {
+        let wrong = match parity(case, device, dtype, again) {
+            Ok(found) => {
+                worst.value = nan_max(worst.value, found.value);
+                worst.gradient = nan_max(worst.gradient, found.gradient);
+                let within = found.value <= bound && found.gradient <= bound;
+                (!within).then(|| format!("{found:?}, more than {bound:.1e}"))
+            }
+            Err(error) => Some(error.to_string()),
+        };
+        failures.extend(wrong.map(|wrong| format!("{} {dtype}, \"{}\": {wrong}", op.name, case.name)));
+    }
+    DeviceReport { op: op.name, dtype, cases: cases.len(), worst, failures }
 }
 
 /// Compares a case on a device, in a type, with the CPU in f64 on the same (rounded) inputs. If it is to run `again`, a

@@ -1,8 +1,11 @@
 //! `biformer gradcheck`.
 
+mod on_device;
+
 use super::Status;
 use super::options::Threads;
 use super::output::{Kind, ensure_output};
+use crate::device::DeviceName;
 use crate::printing::plural;
 use anyhow::{Result, bail};
 use clap::Args;
@@ -17,6 +20,10 @@ pub struct Arguments {
     /// Only this operation.
     #[arg(long, value_name = "NAME")]
     op: Option<String>,
+    /// Checks the kernels of this device, cuda (or cuda:1, ...) or emulated, against those of the CPU, instead of these
+    /// against the operations' definitions.
+    #[arg(long, value_name = "NAME", default_value_t)]
+    device: DeviceName,
     /// Writes the report as JSON as well.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -42,13 +49,21 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
 }
 
 fn check_all(arguments: &Arguments, ops: &[&Op]) -> Result<Status> {
-    let reports = print_all(ops)?;
+    let (reports, passed) = match arguments.device {
+        DeviceName::Cpu => on_cpu(ops)?,
+        device => on_device::check_all(device, ops)?,
+    };
     if let Some(path) = &arguments.json {
-        let all: Vec<Value> = reports.iter().map(as_json).collect();
-        write_safely(path, serde_json::to_string_pretty(&all)?.as_bytes())?;
+        write_safely(path, serde_json::to_string_pretty(&reports)?.as_bytes())?;
     }
+    Ok(if passed { Status::Done } else { Status::CheckFailed })
+}
+
+/// Checks operations against their definitions. Returns the reports as JSON, and whether all passed.
+fn on_cpu(ops: &[&Op]) -> Result<(Vec<Value>, bool)> {
+    let reports = print_all(ops)?;
     print_failures(&reports)?;
-    Ok(if reports.iter().all(|report| report.failures.is_empty()) { Status::Done } else { Status::CheckFailed })
+    Ok((reports.iter().map(as_json).collect(), reports.iter().all(|report| report.failures.is_empty())))
 }
 
 /// Checks operations, and prints a line of each as soon as it is known.
