@@ -1,5 +1,5 @@
 //! Which of the algorithms that cuBLASLt recommends for a product is the fastest. It only estimates that: its first choice
-//! has been seen to take up to 1.7 times as long as its best one (docs/performance.md).
+//! has been seen to take up to 1.7 times as long as its best one (docs/performance-history.md).
 //!
 //! Only those take part whose results have the first choice's bits: most of them add up the same products in the same
 //! order, and differ in how they divide the result among blocks. So bits depend on no clock.
