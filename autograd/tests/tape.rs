@@ -26,8 +26,8 @@ fn micro_batches_add_up_until_the_next_step_begins() {
 fn after_an_optimisers_step_gradients_are_read_but_not_added_to() {
     let (parameters, p, other) = parameters();
     let mut gradients = Gradients::new(&parameters).unwrap();
-    for id in [p, other] {
-        pass(&parameters, id, &[5.0, 7.0], &mut gradients);
+    for (id, upstream) in [(p, &[5.0, 7.0][..]), (other, &[1.0; 3])] {
+        pass(&parameters, id, upstream, &mut gradients);
     }
     gradients.require_all().unwrap();
     gradients.end_step();

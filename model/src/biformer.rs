@@ -263,7 +263,7 @@ pub(crate) fn is_within(name: &str, part: &str) -> bool {
 }
 
 /// The large part that a parameter is of, with its number if it has one: `stages.0`, `head`.
-fn part_of(name: &str) -> String {
+pub(crate) fn part_of(name: &str) -> String {
     let numbered =
         |place: usize, text: &str| place == 0 || place == 1 && text.bytes().all(|byte| byte.is_ascii_digit());
     let parts = name.split('.').enumerate().take_while(|&(place, text)| numbered(place, text));

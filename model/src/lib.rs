@@ -13,6 +13,7 @@
 //! | `state.rs` | parameters and running statistics, their names and initial values |
 //! | `weights.rs`, `files.rs`, `elements.rs`, `pth/` | state_dicts, in safetensors files and in PyTorch's own |
 //! | `safely.rs` | how files are written |
+//! | `gradcheck.rs` | the gradients of a whole model against differences |
 //! | `cost.rs` | parameters, multiply-adds and memory, part by part |
 //! | `error.rs` | [`Error`] |
 #![forbid(unsafe_code)]
@@ -27,6 +28,7 @@ mod elements;
 mod error;
 mod factors;
 mod files;
+mod gradcheck;
 mod layers;
 mod mlp;
 mod overrides;
@@ -46,6 +48,7 @@ pub use config::{Attend, Family, Features, ModelConfig, PerStage};
 pub use error::{Differences, Error, Result, did_you_mean, in_plain_words, nearest};
 pub use factors::Factors;
 pub use files::TensorFile;
+pub use gradcheck::{GRADIENT_TOLERANCE, PartCheck, check_gradients};
 pub use layers::{BatchNorm, Conv, DepthwiseConv, LayerNorm, Linear};
 pub use overrides::{FIELDS, field_name};
 pub use pass::{Mode, Pass, Trace};

@@ -48,7 +48,10 @@ impl BiFormer {
         images: &Tensor,
         mode: Mode,
     ) -> Result<Output<'t>> {
-        let pass = Pass::new(tape, mode, &self.parameters, &self.statistics).with_factors(factors);
+        self.output(Pass::new(tape, mode, &self.parameters, &self.statistics).with_factors(factors), images)
+    }
+
+    pub(crate) fn output<'t>(&self, pass: Pass<'t>, images: &Tensor) -> Result<Output<'t>> {
         let values = self.run(&pass, images)?;
         Ok(Output { values, features: self.config().features, trace: pass.into_trace() })
     }

@@ -119,6 +119,7 @@ impl AdamW {
     /// Makes one step with the learning rate `lr` along the gradients as they are. Errors: those of
     /// [`AdamW::step_scaled`]; [`Error::NonFinite`] for gradients that would destroy the weights.
     pub fn step(&mut self, parameters: &mut Parameters, gradients: &mut Gradients, lr: f64) -> Result<()> {
+        self.ensure_own(parameters, gradients)?;
         let factor = clip_factor(gradient_norm(gradients)?, f64::INFINITY)?;
         self.step_scaled(parameters, gradients, lr, factor)
     }

@@ -92,10 +92,10 @@ fn an_average_that_is_taken_along_has_the_bits_of_one_that_follows() {
     let run = |along: bool| {
         let mut parameters = start.duplicate().unwrap();
         let mut gradients = Gradients::new(&parameters).unwrap();
-        give(&parameters, &mut gradients, |i| (i as f64 * 0.61).cos());
         let mut adamw = AdamW::new(&parameters, AdamWConfig::default()).unwrap();
         let mut ema = Ema::new(&parameters, EmaConfig { decay: 0.9, warmup: true }).unwrap();
         for _ in 0..3 {
+            give(&parameters, &mut gradients, |i| (i as f64 * 0.61).cos());
             adamw.prepare(&parameters, 0.05, 1.0, along.then_some(&mut ema)).unwrap();
             adamw.clip_and_step(&mut parameters, &mut gradients, along.then_some(&mut ema)).unwrap();
             adamw.finish(along.then_some(&mut ema)).unwrap();
@@ -171,7 +171,9 @@ fn a_step_that_was_not_prepared_is_refused() {
     drop(average);
     adamw.prepare(&parameters, 0.05, 1.0, Some(&mut ema)).unwrap();
     // What was prepared serves no step after another one, nor after a return to an earlier state.
+    give(&parameters, &mut gradients, |i| (i as f64 * 0.61).cos());
     adamw.step(&mut parameters, &mut gradients, 0.05).unwrap();
+    give(&parameters, &mut gradients, |i| (i as f64 * 0.61).cos());
     assert_refused(adamw.clip_and_step(&mut parameters, &mut gradients, None).unwrap_err());
     adamw.prepare(&parameters, 0.05, 1.0, None).unwrap();
     adamw.restore(&adamw.state()).unwrap();

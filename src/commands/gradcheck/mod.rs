@@ -1,18 +1,25 @@
 //! `biformer gradcheck`.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `mod.rs` | what can be asked for |
+//! | `on_cpu.rs` | the operations, against their definitions |
+//! | `on_device.rs` | `--device`: a GPU's kernels, against those of the CPU |
+//! | `of_model.rs` | `--model`: the gradients of a whole model |
 
+mod of_model;
+mod on_cpu;
 mod on_device;
 
 use super::Status;
-use super::options::Threads;
+use super::options::{ImageSize, ModelChoice, Threads, model_names};
 use super::output::{Kind, ensure_output};
+use super::set::assignment;
 use crate::device::DeviceName;
-use crate::printing::plural;
 use anyhow::{Result, bail};
 use clap::Args;
 use model::{did_you_mean, nearest, write_safely};
-use ops::check::{DIFFERENCE_TOLERANCE, EXACT_TOLERANCE, Report, check};
 use ops::registry::{OPS, Op, find};
-use serde_json::{Value, json};
 use std::path::PathBuf;
 
 #[derive(Debug, Args)]
@@ -20,6 +27,19 @@ pub struct Arguments {
     /// Only this operation.
     #[arg(long, value_name = "NAME")]
     op: Option<String>,
+    #[arg(
+        long,
+        value_name = "NAME",
+        conflicts_with_all = ["op", "device"],
+        help = format!("Instead of operations, the whole of a model: {}", model_names())
+    )]
+    model: Option<String>,
+    /// With --model: changes a field of the model, for instance --set depth=1,1,1 soft_routing=true.
+    #[arg(long, value_name = "KEY=VALUE", num_args = 1.., value_parser = assignment, requires = "model")]
+    set: Vec<String>,
+    /// With --model: the images' side, or height and width (600x500); by default what the model is meant for.
+    #[arg(long, value_name = "N|HxW", requires = "model")]
+    image_size: Option<ImageSize>,
     /// Checks the kernels of this device, cuda (or cuda:1, ...) or emulated, against those of the CPU, instead of these
     /// against the operations' definitions.
     #[arg(long, value_name = "NAME", default_value_t)]
@@ -49,83 +69,16 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
 }
 
 fn check_all(arguments: &Arguments, ops: &[&Op]) -> Result<Status> {
-    let (reports, passed) = match arguments.device {
-        DeviceName::Cpu => on_cpu(ops)?,
-        device => on_device::check_all(device, ops)?,
+    let (reports, passed) = match (&arguments.model, arguments.device) {
+        (Some(model), _) => {
+            let choice = ModelChoice { model: model.clone(), set: arguments.set.clone() };
+            of_model::check_all(&choice.config()?, choice.image_size(arguments.image_size)?.0)?
+        }
+        (None, DeviceName::Cpu) => on_cpu::check_all(ops)?,
+        (None, device) => on_device::check_all(device, ops)?,
     };
     if let Some(path) = &arguments.json {
         write_safely(path, serde_json::to_string_pretty(&reports)?.as_bytes())?;
     }
     Ok(if passed { Status::Done } else { Status::CheckFailed })
-}
-
-/// Checks operations against their definitions. Returns the reports as JSON, and whether all passed.
-fn on_cpu(ops: &[&Op]) -> Result<(Vec<Value>, bool)> {
-    let reports = print_all(ops)?;
-    print_failures(&reports)?;
-    Ok((reports.iter().map(as_json).collect(), reports.iter().all(|report| report.failures.is_empty())))
-}
-
-/// Checks operations, and prints a line of each as soon as it is known.
-fn print_all(ops: &[&Op]) -> Result<Vec<Report>> {
-    let mut reports = vec![];
-    say!(
-        "Gradients in f64 against central differences (limit {DIFFERENCE_TOLERANCE:.0e}) and against dual numbers \
-         through the\nreference (limit {EXACT_TOLERANCE:.0e}); laws; and mutants, backward rules broken on purpose, \
-         that must be caught.\n"
-    );
-    say!("operation           cases  checked  skipped  differences  dual numbers   laws  mutants caught");
-    for op in ops {
-        let report = check(op);
-        let caught = format!("{}/{} ({:.0}%)", report.killed, report.mutants, 100.0 * report.kill_rate());
-        let line = format!(
-            "{:<19} {:>5}  {:>7}  {:>7}  {:>11}  {:>12}  {:>5}  {caught:>14}{}",
-            report.op,
-            report.cases,
-            report.checked,
-            report.skipped,
-            format!("{:.1e}", report.difference_error),
-            format!("{:.1e}", report.dual_error),
-            report.laws,
-            if report.passed() { "" } else { "  FAILED" }
-        );
-        reports.push(report);
-        say!("{line}");
-    }
-    Ok(reports)
-}
-
-fn print_failures(reports: &[Report]) -> Result<()> {
-    let failures: Vec<&String> = reports.iter().flat_map(|report| &report.failures).collect();
-    say!("");
-    for failure in &failures {
-        say!("{failure}");
-    }
-    let skipped: usize = reports.iter().map(|report| report.skipped).sum();
-    say!(
-        "{} operation{}, {} failure{}. Skipped: {skipped} elements of large cases, by sampling.",
-        reports.len(),
-        plural(reports.len()),
-        failures.len(),
-        plural(failures.len())
-    );
-    Ok(())
-}
-
-fn as_json(report: &Report) -> Value {
-    json!({
-        "op": report.op,
-        "cases": report.cases,
-        "checked": report.checked,
-        "skipped": report.skipped,
-        "value_error": report.value_error,
-        "difference_error": report.difference_error,
-        "dual_error": report.dual_error,
-        "laws": report.laws,
-        "mutants": report.mutants,
-        "killed": report.killed,
-        "kill_rate": report.kill_rate(),
-        "passed": report.passed(),
-        "failures": report.failures,
-    })
 }

@@ -1,0 +1,78 @@
+//! `biformer gradcheck`: the operations against their definitions.
+
+use crate::printing::plural;
+use anyhow::Result;
+use ops::check::{DIFFERENCE_TOLERANCE, EXACT_TOLERANCE, Report, check};
+use ops::registry::Op;
+use serde_json::{Value, json};
+
+/// Checks operations against their definitions. Returns the reports as JSON, and whether all passed.
+pub fn check_all(ops: &[&Op]) -> Result<(Vec<Value>, bool)> {
+    let reports = print_all(ops)?;
+    print_failures(&reports)?;
+    Ok((reports.iter().map(as_json).collect(), reports.iter().all(|report| report.failures.is_empty())))
+}
+
+/// Checks operations, and prints a line of each as soon as it is known.
+fn print_all(ops: &[&Op]) -> Result<Vec<Report>> {
+    let mut reports = vec![];
+    say!(
+        "Gradients in f64 against central differences (limit {DIFFERENCE_TOLERANCE:.0e}) and against dual numbers \
+         through the\nreference (limit {EXACT_TOLERANCE:.0e}); laws; and mutants, backward rules broken on purpose, \
+         that must be caught.\n"
+    );
+    say!("operation           cases  checked  skipped  differences  dual numbers   laws  mutants caught");
+    for op in ops {
+        let report = check(op);
+        let caught = format!("{}/{} ({:.0}%)", report.killed, report.mutants, 100.0 * report.kill_rate());
+        let line = format!(
+            "{:<19} {:>5}  {:>7}  {:>7}  {:>11}  {:>12}  {:>5}  {caught:>14}{}",
+            report.op,
+            report.cases,
+            report.checked,
+            report.skipped,
+            format!("{:.1e}", report.difference_error),
+            format!("{:.1e}", report.dual_error),
+            report.laws,
+            if report.passed() { "" } else { "  FAILED" }
+        );
+        reports.push(report);
+        say!("{line}");
+    }
+    Ok(reports)
+}
+
+fn print_failures(reports: &[Report]) -> Result<()> {
+    let failures: Vec<&String> = reports.iter().flat_map(|report| &report.failures).collect();
+    say!("");
+    for failure in &failures {
+        say!("{failure}");
+    }
+    let skipped: usize = reports.iter().map(|report| report.skipped).sum();
+    say!(
+        "{} operation{}, {} failure{}. Skipped: {skipped} elements of large cases, by sampling.",
+        reports.len(),
+        plural(reports.len()),
+        failures.len(),
+        plural(failures.len())
+    );
+    Ok(())
+}
+
+fn as_json(report: &Report) -> Value {
+    json!({
+        "op": report.op,
+        "cases": report.cases,
+        "checked": report.checked,
+        "skipped": report.skipped,
+        "value_error": report.value_error,
+        "difference_error": report.difference_error,
+        "dual_error": report.dual_error,
+        "laws": report.laws,
+        "mutants": report.mutants,
+        "killed": report.killed,
+        "kill_rate": report.kill_rate(),
+        "passed": report.passed(),
+        "failures": report.failures,
+    })
+}
