@@ -40,6 +40,6 @@ fn a_model_without_logits_has_no_loss() -> Result<()> {
     let headless = ModelConfig { features: Features::Pooled, ..config() };
     let refused = check_gradients(&headless, [32, 32], 1, 1, |_| ());
     assert!(matches!(refused, Err(Error::Headless { features: "pooled" })), "{refused:?}");
-    assert!(matches!(check_gradients(&config(), [31, 32], 1, 1, |_| ()), Err(Error::ImageSize { .. })));
+    assert!(matches!(check_gradients(&config(), [36, 32], 1, 1, |_| ()), Err(Error::ImageSize { .. })));
     Ok(())
 }

@@ -63,11 +63,11 @@ pub fn parameters() -> (Parameters, ParamId, ParamId) {
     (builder.build(DType::F64).unwrap(), p, q)
 }
 
-/// One pass over x·p, from the gradient (1, 1).
+/// One pass over x·p, from a gradient of ones.
 pub fn pass(parameters: &Parameters, p: ParamId, x: &[f64], gradients: &mut Gradients) {
     let tape = Tape::new();
     let y = times(&tape.constant(vector(x)), &tape.parameter(parameters, p)).unwrap();
-    tape.backward_from(&y, vector(&[1.0, 1.0]), gradients).unwrap();
+    tape.backward_from(&y, vector(&vec![1.0; x.len()]), gradients).unwrap();
 }
 
 pub fn of(gradients: &Gradients, id: ParamId) -> Vec<f64> {
