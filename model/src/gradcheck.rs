@@ -10,7 +10,7 @@ use tensor::rng::Philox;
 use tensor::{DType, Tensor};
 
 /// The largest difference from a gradient that [`check_gradients`] allows, relative to the model's largest gradient.
-pub const GRADIENT_TOLERANCE: f64 = 1e-7;
+pub const GRADIENT_TOLERANCE: f64 = 1e-9;
 
 /// What was found of a part of a model, such as `stages.0`.
 #[derive(Clone, Debug, PartialEq)]

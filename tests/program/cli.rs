@@ -215,6 +215,30 @@ fn gradcheck_reports_and_writes_json() {
 }
 
 #[test]
+fn gradcheck_takes_whole_models() {
+    let report = fresh("cli-gradcheck-model").join("report.json");
+    let check = |set: &[&str], more: &[&str]| {
+        biformer(&[&["gradcheck", "--model", "nano", "--set"], set, &["--image-size", "32"], more].concat())
+    };
+    let small = ["depth=1,1,1", "embed_dim=24,24,24", "num_classes=3"];
+    // Twice, as a report may take the place of an earlier one.
+    for _ in 0..2 {
+        let said = check(&small, &["--json", text(&report)]).ok().out;
+        assert!(said.contains("stages.2") && said.contains("elements compared") && !said.contains("FAILED"), "{said}");
+    }
+    let parts = json(&fs::read_to_string(&report).unwrap());
+    for part in parts.as_array().unwrap() {
+        assert!(part["passed"] == true && part["difference_error"].as_f64() < Some(1e-9), "{part}");
+    }
+    let checked: u64 = parts.as_array().unwrap().iter().map(|part| part["checked"].as_u64().unwrap()).sum();
+    assert!(checked > 100, "{checked}");
+    check(&["features=dense"], &[]).refused(&["features = \"dense\"", "logits", "leave it out"]);
+    check(&small, &["--op", "linear"]).refused(&["--op", "cannot be used with"]);
+    biformer(&["gradcheck", "--set", "depth=1"]).refused(&["--model"]);
+    biformer(&["gradcheck", "--model", "nano", "--image-size", "33"]).refused(&["33x33 image does not fit"]);
+}
+
+#[test]
 fn info_knows_the_published_sizes() {
     // Those of the others are the library's: see the tests of `model`.
     let info = json(&biformer(&["info", "--model", "tiny", "--image-size", "224", "--json"]).ok().out);

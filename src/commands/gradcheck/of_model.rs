@@ -1,8 +1,8 @@
 //! `biformer gradcheck --model`: the gradients of a whole model.
 
 use crate::printing::tell;
-use anyhow::Result;
-use model::{GRADIENT_TOLERANCE, ModelConfig, PartCheck, check_gradients};
+use anyhow::{Result, bail};
+use model::{Features, GRADIENT_TOLERANCE, ModelConfig, PartCheck, check_gradients};
 use serde_json::{Value, json};
 use std::io;
 
@@ -14,6 +14,12 @@ const SEED: u64 = 1;
 /// Checks a model on images of this height and width, and prints a line of each of its parts as soon as it is known.
 /// Returns the reports as JSON, and whether all passed.
 pub fn check_all(config: &ModelConfig, image: [usize; 2]) -> Result<(Vec<Value>, bool)> {
+    if config.features != Features::Logits {
+        bail!(
+            "features = \"{}\": the loss that is differentiated is one of logits; leave it out",
+            config.features.name()
+        );
+    }
     config.check_image(image[0], image[1])?;
     say!(
         "The gradients of a training step's loss with respect to every parameter, in f64 on two random images, against \
