@@ -11,10 +11,26 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tensor::{ALIGNMENT, DType, Device, Element, Shape, Tensor, match_float};
 
-/// Identifies a parameter of a [`Parameters`]. Used with another model's `Parameters`, it makes the call panic or
-/// silently selects the wrong parameter.
+/// Identifies a parameter of a [`Parameters`], and of others that are laid out alike. Used with those of another model,
+/// which have another parameter in its place, it makes the call panic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ParamId(usize);
+pub struct ParamId {
+    place: usize,
+    /// A hash of its name, by which another model's is recognised.
+    name: u32,
+}
+
+impl ParamId {
+    fn new(place: usize, name: &str) -> Self {
+        // FNV-1a.
+        let name = name.bytes().fold(0x811c_9dc5, |hash: u32, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
+        Self { place, name }
+    }
+
+    pub(crate) fn index(self) -> usize {
+        self.place
+    }
+}
 
 /// Where each parameter lies in the flat buffer. Parameters start on cache lines; the gaps hold zeros.
 #[derive(Clone, Debug, PartialEq)]
@@ -30,32 +46,33 @@ pub struct Layout {
 impl Layout {
     /// All parameters, in the order in which they were added.
     pub fn ids(&self) -> impl ExactSizeIterator<Item = ParamId> + use<> {
-        (0..self.names.len()).map(ParamId)
+        let ids: Vec<ParamId> = self.names.iter().enumerate().map(|(place, name)| ParamId::new(place, name)).collect();
+        ids.into_iter()
     }
 
     /// The name of a parameter, as in a state_dict.
     pub fn name(&self, id: ParamId) -> &str {
-        &self.names[id.0]
+        &self.names[self.place(id)]
     }
 
     /// The shape of a parameter.
     pub fn shape(&self, id: ParamId) -> &Shape {
-        &self.shapes[id.0]
+        &self.shapes[self.place(id)]
     }
 
     /// The elements of the flat buffer that are this parameter's.
     pub fn span(&self, id: ParamId) -> Range<usize> {
-        self.spans[id.0].clone()
+        self.spans[self.place(id)].clone()
     }
 
     /// The parameter with this name.
     pub fn find(&self, name: &str) -> Option<ParamId> {
-        self.names.iter().position(|other| other == name).map(ParamId)
+        self.names.iter().position(|other| other == name).map(|place| ParamId::new(place, name))
     }
 
     /// Whether a parameter is [frozen](Parameters::freeze).
     pub fn is_frozen(&self, id: ParamId) -> bool {
-        self.frozen[id.0]
+        self.frozen[self.place(id)]
     }
 
     /// The length of the flat buffer, gaps included.
@@ -78,9 +95,16 @@ impl Layout {
         self.dtype
     }
 
+    /// Where a parameter's entries are. Panics if another parameter is there.
+    fn place(&self, id: ParamId) -> usize {
+        let own = self.names.get(id.place).filter(|name| ParamId::new(id.place, name) == id);
+        assert!(own.is_some(), "the {}th parameter of another model, used with one of {}", id.place, self.names.len());
+        id.place
+    }
+
     fn view(&self, flat: &Tensor, id: ParamId) -> Tensor {
         flat.slice(0, self.span(id))
-            .and_then(|part| part.reshape(self.shapes[id.0].clone()))
+            .and_then(|part| part.reshape(self.shape(id).clone()))
             .expect("invariant: a span has the size of its shape")
     }
 }
@@ -130,8 +154,9 @@ impl ParametersBuilder {
     ) -> ParamId {
         let (name, shape) = (name.into(), shape.into());
         assert!(self.entries.iter().all(|other| other.name != name), "two parameters named {name}");
+        let id = ParamId::new(self.entries.len(), &name);
         self.entries.push(Entry { name, shape, values: Box::new(values.into_iter()) });
-        ParamId(self.entries.len() - 1)
+        id
     }
 
     /// Lays all parameters out in one buffer of type `dtype` (f32 or f64). Errors: [`tensor::Error::DType`];
@@ -310,7 +335,7 @@ impl Gradients {
     /// The gradient of a parameter, if one reached it in this step.
     pub fn parameter(&self, id: ParamId) -> Option<Tensor> {
         let flat = self.flat.as_ref()?;
-        flat.written[id.0].then(|| flat.layout.view(&flat.values, id))
+        flat.written[flat.layout.place(id)].then(|| flat.layout.view(&flat.values, id))
     }
 
     /// All parameters' gradients, (layout length), zeros where they are frozen. A parameter that no gradient reached in
@@ -334,7 +359,7 @@ impl Gradients {
             return Err(Error::NoBackward);
         }
         let Some(flat) = &self.flat else { return Ok(()) };
-        let unreached = flat.layout.ids().filter(|&id| !flat.written[id.0] && !flat.layout.is_frozen(id));
+        let unreached = flat.layout.ids().filter(|&id| !flat.written[id.place] && !flat.layout.is_frozen(id));
         let names: Vec<String> = unreached.map(|id| flat.layout.name(id).to_owned()).collect();
         match names.is_empty() {
             true => Ok(()),
@@ -362,11 +387,5 @@ impl FlatGradients {
             taken = span.end;
         }
         Ok((spans, &mut self.written))
-    }
-}
-
-impl ParamId {
-    pub(crate) fn index(self) -> usize {
-        self.0
     }
 }

@@ -3,6 +3,7 @@
 mod support;
 
 use autograd::{Error, Gradients, Parameters, ParametersBuilder, Profile, Tape, Work};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use support::{of, parameters, pass, times, vector};
 use tensor::{DType, Tensor};
@@ -91,6 +92,22 @@ fn gradients_of_inputs_add_up_as_those_of_parameters_do() {
     assert!(gradients.of(&x).is_none());
     gradients.begin_step();
     assert!(gradients.of(&y).is_none());
+}
+
+#[test]
+fn a_parameter_of_another_model_is_not_taken_for_ones_own() {
+    let (own, p, q) = parameters();
+    let (alike, ..) = parameters();
+    assert_eq!(alike.get(p).to_vec::<f64>().unwrap(), own.get(p).to_vec::<f64>().unwrap());
+    let mut builder = ParametersBuilder::default();
+    builder.add("other", [2], vec![7.0; 2]);
+    let other = builder.build(DType::F64).unwrap();
+    // Another parameter is in the place of one, and none in that of the other.
+    for id in [p, q] {
+        let taken = catch_unwind(AssertUnwindSafe(|| other.get(id)));
+        let message = *taken.unwrap_err().downcast::<String>().unwrap();
+        assert!(message.contains("of another model"), "{message}");
+    }
 }
 
 #[test]

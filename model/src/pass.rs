@@ -133,7 +133,8 @@ impl<'t> Pass<'t> {
     /// A pass on a tape. It shares the parameters and the running statistics: while it lives, or a segment that it left
     /// on a tape, neither can be written ([`tensor::Error::Shared`]). [`into_trace`](Self::into_trace) ends it.
     ///
-    /// A layer that runs on a pass with another model's parameters or statistics panics, or silently takes wrong ones;
+    /// A layer that runs on a pass with another model's parameters panics, unless that is laid out alike; with another
+    /// model's statistics it panics or takes wrong ones;
     /// [`BiFormer::run`](crate::BiFormer::run) checks names and shapes.
     pub fn new(tape: &'t Tape, mode: Mode, parameters: &Parameters, running: &[RunningStatistics]) -> Self {
         let factors = Factors::unrounded(parameters);
