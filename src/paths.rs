@@ -80,6 +80,15 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_source_is_rooted_unless_it_is_inside_the_program() {
+        assert_eq!(rooted("embedded").unwrap(), "embedded");
+        let here = std::env::current_dir().unwrap();
+        assert_eq!(Path::new(&rooted("pictures").unwrap()), here.join("pictures"));
+        assert_eq!(rooted(here.to_str().unwrap()).unwrap(), here.to_str().unwrap());
+        assert!(format!("{:#}", rooted("~/pictures").unwrap_err()).contains("only a shell knows what ~ is"));
+    }
+
+    #[test]
     fn a_shell_takes_a_path_as_one_word() {
         let words = match cfg!(windows) {
             true => {

@@ -12,7 +12,7 @@ use biformer::optim::{AdamW, AdamWConfig, Ema, EmaConfig, clip_factor, gradient_
 use biformer::tensor::{DType, Tensor};
 use biformer::threads::pool;
 use biformer::trainer::{Images, Outcome, Trainer};
-use common::program::{fresh, text};
+use common::program::{assert_same_run, fresh, place, text};
 use common::samples;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -143,6 +143,29 @@ fn a_run_that_is_stopped_while_it_waits_begins_no_step() -> Result<()> {
     let before = std::fs::read(&checkpoint)?;
     assert_eq!(trainer.run(&stop)?, Outcome::Interrupted);
     assert!(before == std::fs::read(&checkpoint)?, "nothing was learned");
+    Ok(())
+}
+
+/// An epoch whose test was not complete is not done: the test is made again.
+#[test]
+fn a_run_that_is_stopped_during_a_test_makes_it_again() -> Result<()> {
+    let folder = fresh("plain-loop-stopped-test");
+    let config = RunConfig { epochs: 1, batch_size: 16, ..config(&folder, false)? };
+    let [whole, stopped] = ["whole", "stopped"].map(|name| RunConfig { out: folder.join(name), ..config.clone() });
+    let open = |split| data::open(&config.data, split);
+    let images = || Images::new(open(Split::Train)?, open(Split::Test)?);
+    let (go, stop) = (AtomicBool::new(false), Arc::new(AtomicBool::new(false)));
+    Trainer::on(images()?, whole.clone())?.run(&go)?;
+    let test: Arc<dyn Dataset> = Arc::new(Stopping(open(Split::Test)?, Arc::clone(&stop)));
+    assert!(test.len() > 2 * config.batch_size, "several batches");
+    let mut trainer = Trainer::on(Images::new(open(Split::Train)?, test)?, stopped.clone())?;
+    assert_eq!(trainer.run(&stop)?, Outcome::Interrupted);
+    drop(trainer);
+    let steps = open(Split::Train)?.len() / config.batch_size;
+    assert_eq!(place(&stopped.out), Some((0, steps as u64)));
+    assert!(!stopped.out.join("metrics.jsonl").exists() && !stopped.out.join("best.safetensors").exists());
+    assert_eq!(Trainer::resume_on(images()?, &stopped.out, &Changes::default())?.run(&go)?, Outcome::Finished);
+    assert_same_run("stopped during a test", &whole.out, &stopped.out);
     Ok(())
 }
 

@@ -82,12 +82,14 @@ fn values_that_make_no_sense() {
     for (fields, parts) in cases {
         train(&folder, fields, data, &[]).refused(parts);
     }
-    let flags: [(&[&str], &[&str]); 10] = [
+    let flags: [(&[&str], &[&str]); 12] = [
         (
             &["--batch-size", "1", "--image-size", "16", "--set", "stem_strides=4,4", "n_win=1", "topks=1,-2"],
             &["a single token", "two images or more"],
         ),
         (&["--epochs", "0"], &["epochs = 0, expected 1 to"]),
+        (&["--set", "features=dense"], &["architecture.features: only \"logits\" can be trained"]),
+        (&["--epochs", "1", "--set", "schedule.warmup_epochs=30"], &["expected from 0 to epochs = 1"]),
         (&["--set", "schedule.rule=timm"], &["schedule.warmup_epochs = 0.5", "whole epochs"]),
         (&["--epochs", "4", "--set", "epochs=3"], &["--set epochs: --epochs gives it as well"]),
         (&["--lr", "1e-3", "--set", "schedule.peak=2e-3"], &["--set schedule.peak: --lr gives it as well"]),

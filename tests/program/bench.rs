@@ -32,6 +32,12 @@ fn bench_tells_speed_and_memory() {
     }
     let said = biformer(&[&["bench", "--batch-size", "2", "--steps", "1"][..], &set].concat()).ok().out;
     assert!(said.contains("images/s") && said.contains(", loss "), "{said}");
+    let number = |before: &str, after: &str| {
+        let (_, from) = said.split_once(before).unwrap();
+        from.split_once(after).unwrap().0.trim().parse::<f64>().unwrap()
+    };
+    let (rate, median) = (number(": ", " images/s"), number("median step ", " ms"));
+    assert!((rate * median / 2e3 - 1.0).abs() < 0.02, "{said}");
 }
 
 #[test]
@@ -65,6 +71,14 @@ fn bench_tells_where_the_time_goes() {
             assert_eq!(of(row, "gflops") > 0.0 && of(row, "gb_per_s") > 0.0, !pass.is_empty(), "{row}");
         }
     }
+    let calls = |steps: &str| {
+        let arguments = ["bench", "--profile", "--batch-size", "2", "--steps", steps, "--json"];
+        let report = json(&biformer(&[&arguments[..], &set].concat()).ok().out);
+        let rows = report["profile"]["rows"].as_array().unwrap().clone();
+        let linear = rows.iter().find(|row| row["work"] == "linear" && row["pass"] == "forward").unwrap();
+        linear["calls_per_step"].clone()
+    };
+    assert_eq!(calls("1"), calls("3"));
     let said = biformer(&[&["bench", "--profile", "--batch-size", "2", "--steps", "1"][..], &set].concat()).ok().out;
     for part in ["linear", "bra", "optimizer", "GFLOP/s", "in all", "100.0 %", "The most that this machine does"] {
         assert!(said.contains(part), "{said}");
@@ -82,6 +96,8 @@ fn bench_sweeps_attention_over_growing_maps() {
         let points = curve["points"].as_array().unwrap();
         assert_eq!(points.len(), 2);
         for (point, (regions, tokens)) in points.iter().zip(regions.into_iter().zip([784, 3136])) {
+            let keys = if attention == "bra" { 4 * tokens / (regions * regions) } else { tokens };
+            assert_eq!(point["keys_per_query"], keys, "{point}");
             assert_eq!((&point["regions_per_side"], &point["tokens"]), (&regions.into(), &tokens.into()));
             let time = |key: &str| point[key].as_f64().unwrap();
             assert!(0.0 < time("forward_ms") && time("forward_ms") < time("forward_backward_ms"), "{point}");

@@ -265,6 +265,19 @@ fn info_knows_the_published_sizes() {
     biformer(&["info", "--model", "stl_nchw", "--image-size", "64", "--set", "n_win=2", "topks=1,2,3,-1"]).ok();
 }
 
+/// That of the default model, as for a run that is started so.
+#[test]
+fn a_run_is_resumed_where_one_would_be_started() {
+    let here = fresh("cli-resume-here");
+    let resumed = |more: &[&str]| {
+        let mut resume = command(&[&["train", "--resume"], more].concat());
+        Ran::from(resume.current_dir(&here).output().unwrap())
+    };
+    resumed(&[]).refused(&["runs/nano", "no checkpoint.safetensors to resume from"]);
+    resumed(&["--model", "micro"]).refused(&["runs/micro", "no checkpoint.safetensors to resume from"]);
+    resumed(&["--weights", "w.safetensors"]).refused(&["name it with --out"]);
+}
+
 #[test]
 fn a_word_without_an_option_gets_a_tip() {
     for (arguments, tip) in [
@@ -358,5 +371,6 @@ fn the_number_of_threads_is_that_of_the_option_or_else_of_the_variable() {
     assert!(said("1023", &[]).contains(" threads instead of 1023, which would be slower"));
     assert!(said("1023", &["--threads", "1024"]).contains(" threads instead of 1024, which would be slower"));
     assert_eq!(said("1023", &["--threads", "1"]), "");
+    assert_eq!(said("1", &[]), "");
     assert_eq!(said("many", &[]), "note: RAYON_NUM_THREADS=many is no number of threads, and is ignored\n");
 }

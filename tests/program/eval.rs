@@ -5,6 +5,7 @@ use crate::common::program::{biformer, copy_folder, fresh, make_first_best, text
 use crate::common::program::{limited, limited_command, unread};
 use crate::common::samples::{self, Trained};
 use biformer::data::{imagenet_classes, load_image};
+use biformer::model::TensorFile;
 use biformer::paths::quoted;
 use serde_json::Value;
 use std::fs;
@@ -226,6 +227,8 @@ fn classes_without_names_are_imagenets_or_the_datas() {
     assert_eq!(found(&two), [("tench".to_owned(), 0.0), ("tabby".to_owned(), 1.0)]);
     let table = eval(&two, &[]).ok().out;
     assert!(table.contains("There are no images of 998 other classes that the model knows."), "{table}");
+    let drawn = folder.join("confusion.png");
+    eval(&two, &["--confusion", text(&drawn)]).refused(&["--confusion: of 1000 classes", "--json has the counts"]);
     // All of them, which stand in another order.
     let all = found(&images("all", &imagenet_classes()));
     assert_eq!(all.iter().filter(|class| class.1 == 1.0).collect::<Vec<_>>(), [&("tabby".to_owned(), 1.0)]);
@@ -272,15 +275,22 @@ fn predictions_are_a_line_for_each_image() {
     self::report(&cifar.run, &["--predictions", text(&file)]);
     let of_cifar = lines(&file);
     assert!(of_cifar.len() == samples::TEST && of_cifar.iter().all(|line| line.get("path").is_none()), "{of_cifar:?}");
-    let metrics = run.join("metrics.jsonl");
-    let before = fs::read(&metrics).unwrap();
-    biformer(&["eval", "--checkpoint", text(run), "--predictions", text(&metrics)]).refused(&[
-        "--predictions",
-        "metrics.jsonl",
-        "no earlier result",
-        "name another file",
-    ]);
-    assert!(fs::read(&metrics).unwrap() == before);
+    let anothers = [("pictures.jsonl", "{\"image\": 1}"), ("answers.jsonl", "{\"predicted\": \"cat\"}\n")];
+    let anothers = anothers.map(|(name, line)| {
+        let path = file.with_file_name(name);
+        fs::write(&path, line).unwrap();
+        path
+    });
+    for other in [&run.join("metrics.jsonl"), &anothers[0], &anothers[1]] {
+        let before = fs::read(other).unwrap();
+        biformer(&["eval", "--checkpoint", text(run), "--predictions", text(other)]).refused(&[
+            "--predictions",
+            ".jsonl",
+            "no earlier result",
+            "name another file",
+        ]);
+        assert!(fs::read(other).unwrap() == before);
+    }
 }
 
 /// What may have taken hours to measure is told, though there is no room for what was to stand beside it.
@@ -399,5 +409,13 @@ fn info_says_how_far_a_run_has_come() {
     assert_eq!(whole["parameters"], alone["parameters"]);
     assert_eq!((&whole["batch_size"], &whole["run"]["config"]["epochs"]), (&5.into(), &2.into()));
     assert!(json(&biformer(&["info", "--json"]).ok().out)["run"].is_null());
+    // Also where it was trained in a precision that this machine does not have.
+    let elsewhere = fresh("info-elsewhere").join("checkpoint.safetensors");
+    let mut file = TensorFile::read(&run.join("checkpoint.safetensors")).unwrap();
+    let config = file.metadata["config"].replace("precision = \"f32\"", "precision = \"tf32\"");
+    file.metadata.insert("config".into(), config.replace("device = \"cpu\"", "device = \"cuda\""));
+    file.write(&elsewhere).unwrap();
+    let said = json(&biformer(&["info", "--json", "--checkpoint", text(&elsewhere)]).ok().out);
+    assert_eq!((&said["run"]["config"]["precision"], &said["parameters"]), (&"tf32".into(), &whole["parameters"]));
     biformer(&["info", "--checkpoint", "nowhere"]).refused(&["nowhere", "no checkpoint"]);
 }

@@ -3,6 +3,7 @@
 use crate::common::program::{Ran, biformer, change_epochs, command, contents, epochs, place, text};
 use crate::common::undisturbed::Undisturbed;
 use biformer::config::Changes;
+use biformer::model::TensorFile;
 use biformer::trainer::Trainer;
 use biformer::trainer::checkpoint::Checkpoint;
 use std::sync::LazyLock;
@@ -64,6 +65,20 @@ fn a_finished_run_says_so_and_can_be_made_longer() {
     let said = biformer(&shared.train(name, &["--resume", "--epochs", "2"])).ok().out;
     assert!(said.contains("this run is done, after 2 epochs") && said.contains("--epochs N"), "{said}");
     assert_eq!(before, contents(&shared.run(name)), "nothing changes");
+    // Pictures that a killed run did not get as far as drawing.
+    for picture in ["curves.png", "routing.png"] {
+        std::fs::remove_file(shared.run(name).join(picture)).unwrap();
+    }
+    biformer(&shared.train(name, &["--resume", "--epochs", "2"])).ok();
+    assert_eq!(before, contents(&shared.run(name)), "drawn again");
+    let checkpoint = shared.run(name).join("checkpoint.safetensors");
+    let mut further = TensorFile::read(&checkpoint).unwrap();
+    let config = further.metadata["config"].replace("epochs = 2\n", "epochs = 1\n");
+    assert!(further.metadata.insert("config".into(), config.clone()) != Some(config));
+    let copy = shared.run("longer-further");
+    std::fs::create_dir_all(&copy).unwrap();
+    further.write(&copy.join("checkpoint.safetensors")).unwrap();
+    biformer(&["train", "--resume", "--out", text(&copy)]).refused(&["it is in epoch 3 of a run of 1"]);
     // The file asks for 3, and that holds from the moment on in which the run is taken up.
     let changes = Changes::gather(Some(&shared.config), toml::Table::new()).unwrap();
     drop(Trainer::resume(&shared.run(name), &changes).unwrap());

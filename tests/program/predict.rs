@@ -165,6 +165,24 @@ fn a_thousand_classes_without_names_are_imagenets() {
     assert!(said.out.contains("my 281") && !said.err.contains("ImageNet"), "{}{}", said.out, said.err);
 }
 
+#[test]
+fn a_page_of_attention_is_no_longer_than_can_be_looked_at() {
+    let folder = fresh("predict-many");
+    let (pictures, file) = (folder.join("pictures"), folder.join("looks.png"));
+    fs::create_dir(&pictures).unwrap();
+    let predict = |count: usize| {
+        for picture in 0..count {
+            samples::picture(&pictures.join(format!("{picture}.png")), 8, 8, [200, 100, 50]);
+        }
+        let asked = ["predict", "--checkpoint", text(run()), text(&pictures), "--attention", text(&file)];
+        (biformer(&asked).ok().err, load_image(&file).unwrap().height())
+    };
+    let [(one, low), (most, high), (more, as_high)] = [1, 32, 33].map(predict);
+    assert_eq!((one.as_str(), most.as_str()), ("", ""));
+    assert!(more.contains("shows the first 32 of the 33 pictures"), "{more}");
+    assert!(low < high && high == as_high, "{low}, {high}, {as_high}");
+}
+
 /// By name, in folders below, too. And a picture's classes do not depend on those beside it.
 #[test]
 fn predict_takes_the_pictures_in_a_folder() {

@@ -79,6 +79,7 @@ fn a_run_keeps_what_it_was_asked_for() {
     for (set, parts) in [
         ("preprocessing.mean=[0.5]", ["expected three numbers each", "or none for the data's own"]),
         ("preprocessing.std=[0.5, 0, 0.5]", ["preprocessing", "deviations above 0"]),
+        ("preprocessing.std=[58, 58, 58]", ["preprocessing", "divide values on a scale up to 255 by 255"]),
         ("preprocessing.mean=[0.5, inf, 0.5]", ["preprocessing", "numbers from 0 to 1"]),
         ("preprocessing.mean=[123.7, 116.3, 103.5]", ["numbers from 0 to 1", "on a scale up to 255 by 255"]),
         ("preprocessing.eval_crop=1.5", ["eval_crop", "0.1..=1"]),

@@ -50,12 +50,19 @@ fn a_training_programs_file_has_the_models_weights_to_the_bit() {
     // Other commands take it, too, and export makes a safetensors file of it.
     let exported = folder.join("exported.safetensors");
     biformer(&["export", "--checkpoint", text(&weights), "--output", text(&exported)]).ok();
-    let misnamed = folder.join("exported.pth");
-    biformer(&["export", "--checkpoint", text(&weights), "--output", text(&misnamed)]).refused(&[
-        "exported.pth",
-        "safetensors.torch.load_file",
-        "name it .safetensors",
-    ]);
+    for misnamed in ["exported.pth", "exported.pt"] {
+        let output = folder.join(misnamed);
+        biformer(&["export", "--checkpoint", text(&weights), "--output", text(&output)]).refused(&[
+            misnamed,
+            "safetensors.torch.load_file",
+            "name it .safetensors",
+        ]);
+    }
+    // In place of an empty file, too, as `mktemp` makes one.
+    let empty = folder.join("empty.safetensors");
+    fs::write(&empty, "").unwrap();
+    biformer(&["export", "--checkpoint", text(&weights), "--output", text(&empty)]).ok();
+    assert!(fs::read(&empty).unwrap() == fs::read(&exported).unwrap());
     let mut exported = TensorFile::read(&exported).unwrap();
     exported.metadata.clear();
     assert!(exported.to_bytes().unwrap() == generated.to_bytes().unwrap());

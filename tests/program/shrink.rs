@@ -7,6 +7,7 @@ use crate::common::samples;
 use biformer::lock::Locked;
 use image::{GenericImageView, ImageFormat};
 use std::fs;
+use std::path::Path;
 
 #[test]
 fn pictures_become_smaller_under_their_names() {
@@ -175,6 +176,12 @@ fn links_lead_no_picture_astray() {
     std::os::unix::fs::symlink(&photos, small.join("cat")).unwrap();
     shrink().refused(&["cat", "into --data", "another --output"]);
     assert!(!photos.join("a.png").exists());
+    // Nor below it.
+    fs::create_dir(photos.join("dog")).unwrap();
+    fs::remove_file(small.join("cat")).unwrap();
+    std::os::unix::fs::symlink(photos.join("dog"), small.join("cat")).unwrap();
+    shrink().refused(&["cat", "into --data", "another --output"]);
+    assert!(contents(&photos.join("dog")).is_empty());
 }
 
 /// A limit on the size of files stands for a disk that fills up.
@@ -185,12 +192,15 @@ fn a_picture_is_written_whole_or_not_at_all() {
     let [photos, small] = ["photos", "small"].map(|name| folder.join(name));
     fs::create_dir_all(photos.join("cat")).unwrap();
     // Noise, which does not become small.
-    let pixels = (0..90 * 90 * 3).map(|index: u32| (index.wrapping_mul(0x9E37_79B9) >> 16) as u8).collect();
-    image::RgbImage::from_raw(90, 90, pixels).unwrap().save(photos.join("cat/a.png")).unwrap();
-    let asked = ["shrink", "--data", text(&photos), "--output", text(&small), "--side", "64"];
-    limited("ulimit -f 8", &asked).refused(&["cat/a.png"]);
+    let pixels = (0..270 * 270 * 3).map(|index: u32| (index.wrapping_mul(0x9E37_79B9) >> 16) as u8).collect();
+    image::RgbImage::from_raw(270, 270, pixels).unwrap().save(photos.join("cat/a.png")).unwrap();
+    let asked = ["shrink", "--data", text(&photos), "--output", text(&small), "--side", "200"];
+    limited("ulimit -f 32", &asked).refused(&["cat/a.png"]);
     assert!(contents(&small.join("cat")).is_empty());
     assert!(contents(&small).keys().all(|name| [".lock", "cat"].contains(&&name[..])), "{:?}", contents(&small).keys());
-    assert!(biformer(&asked).ok().out.contains("1 picture written"));
+    let said = biformer(&asked).ok().out;
     assert!(image::open(small.join("cat/a.png")).is_ok());
+    let megabytes = |folder: &Path| fs::metadata(folder.join("cat/a.png")).unwrap().len() as f64 / 1e6;
+    let (before, now) = (megabytes(&photos), megabytes(&small));
+    assert!(said.contains(&format!("1 picture written, {before:.1} MB reduced to {now:.1} MB")), "{said}");
 }

@@ -220,6 +220,9 @@ fn a_run_has_the_model_of_its_weights() {
     }
     let sized = |asked: &[&str]| config(&tune("weights-tuned-sized", two, data, asked).0).image_size;
     assert_eq!((sized(&[]), sized(&["--image-size", "48", "--set", "auto_pad=true"])), (32, 48));
+    // Which is not what the model is meant for, but what the weights are used to.
+    let larger = tune("weights-tuned-larger", two, data, &["--image-size", "48", "--set", "auto_pad=true"]).0;
+    assert_eq!(config(&tune("weights-tuned-of-larger", &larger, data, &[]).0).image_size, 48);
     for gentle in [&["--lr", "1e-4"][..], &["--set", "freeze=stages"], &["--set", "backbone_lr=0.1"]] {
         let said = tune("weights-tuned-gently", two, data, gentle).1.ok().out;
         assert!(!said.contains("the weights forget"), "{said}");

@@ -212,3 +212,23 @@ fn steps(count: usize, profile: Option<&Arc<Profile>>, mut work: impl FnMut(usiz
     }
     Ok(times)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_is_that_of_the_middle() {
+        for (times, median) in [(vec![3.0], 3.0), (vec![1.0, 2.0], 1.5), (vec![1.0, 2.0, 9.0], 2.0)] {
+            let measured = Measured { times, outcome: 0.0, peak: None, on_gpu: None, report: None, threads: 1 };
+            assert_eq!(measured.median(), median);
+        }
+    }
+
+    #[test]
+    fn the_root_mean_square_is_of_all_elements() -> Result<()> {
+        let tensors = [Tensor::from_slice(&[3.0, -4.0], [2])?, Tensor::from_slice(&[0.0, 0.0], [1, 2])?];
+        assert_eq!(root_mean_square(&tensors)?, 2.5);
+        Ok(())
+    }
+}

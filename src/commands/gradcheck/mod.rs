@@ -20,6 +20,7 @@ use anyhow::{Result, bail};
 use clap::Args;
 use model::{did_you_mean, nearest, write_safely};
 use ops::registry::{OPS, Op, find};
+use serde_json::Value;
 use std::path::PathBuf;
 
 #[derive(Debug, Args)]
@@ -69,7 +70,7 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
 }
 
 fn check_all(arguments: &Arguments, ops: &[&Op]) -> Result<Status> {
-    let (reports, passed) = match (&arguments.model, arguments.device) {
+    let reports = match (&arguments.model, arguments.device) {
         (Some(model), _) => {
             let choice = ModelChoice { model: model.clone(), set: arguments.set.clone() };
             of_model::check_all(&choice.config()?, choice.image_size(arguments.image_size)?.0)?
@@ -80,5 +81,22 @@ fn check_all(arguments: &Arguments, ops: &[&Op]) -> Result<Status> {
     if let Some(path) = &arguments.json {
         write_safely(path, serde_json::to_string_pretty(&reports)?.as_bytes())?;
     }
-    Ok(if passed { Status::Done } else { Status::CheckFailed })
+    Ok(status(&reports))
+}
+
+fn status(reports: &[Value]) -> Status {
+    if reports.iter().all(|report| report["passed"] == true) { Status::Done } else { Status::CheckFailed }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn one_failure_among_many_is_a_failure() {
+        let [passed, failed] = [true, false].map(|passed| json!({ "passed": passed }));
+        assert_eq!(status(&[passed.clone(), passed.clone()]), Status::Done);
+        assert_eq!(status(&[passed.clone(), failed, passed]), Status::CheckFailed);
+    }
 }
