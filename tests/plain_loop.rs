@@ -150,7 +150,7 @@ fn a_run_that_is_stopped_while_it_waits_begins_no_step() -> Result<()> {
 #[test]
 fn a_run_that_is_stopped_during_a_test_makes_it_again() -> Result<()> {
     let folder = fresh("plain-loop-stopped-test");
-    let config = RunConfig { epochs: 1, batch_size: 16, ..config(&folder, false)? };
+    let config = RunConfig { epochs: 1, batch_size: 8, ..config(&folder, false)? };
     let [whole, stopped] = ["whole", "stopped"].map(|name| RunConfig { out: folder.join(name), ..config.clone() });
     let open = |split| data::open(&config.data, split);
     let images = || Images::new(open(Split::Train)?, open(Split::Test)?);
