@@ -9,9 +9,9 @@ use std::sync::Arc;
 use tensor::{Device, Tensor};
 
 impl Tape {
-    /// Differentiates a scalar: walks the tape once in reverse and leaves the gradients of its parameters
-    /// and inputs in `gradients`, added to those of earlier passes since an optimiser made its last step or [a step began](Gradients::begin_step). What each
-    /// operation saved is freed as the walk passes it.
+    /// Differentiates a scalar: walks the tape once in reverse and leaves the gradients of its parameters and inputs in
+    /// `gradients`, added to those of earlier passes since an optimiser made its last step or [a step
+    /// began](Gradients::begin_step). What each operation saved is freed as the walk passes it.
     ///
     /// After an error `gradients` holds none: the step has to begin anew.
     ///

@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tensor::{ALIGNMENT, DType, Device, Element, Shape, Tensor, match_float};
 
-/// Identifies a parameter of a [`Parameters`], and of others that are laid out alike. Used with those of another model,
-/// which have another parameter in its place, it makes the call panic.
+/// Identifies a parameter of a [`Parameters`], and that in its place in others, if it has the same name. Used with those of
+/// a model that has another parameter there, it makes the call panic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ParamId {
     place: usize,
@@ -97,9 +97,11 @@ impl Layout {
 
     /// Where a parameter's entries are. Panics if another parameter is there.
     fn place(&self, id: ParamId) -> usize {
-        let own = self.names.get(id.place).filter(|name| ParamId::new(id.place, name) == id);
-        assert!(own.is_some(), "the {}th parameter of another model, used with one of {}", id.place, self.names.len());
-        id.place
+        match self.names.get(id.place) {
+            Some(name) if ParamId::new(id.place, name) == id => id.place,
+            Some(name) => panic!("a parameter of another model, in whose place this one has {name}"),
+            None => panic!("a parameter of another model, number {} where this one has {}", id.place, self.names.len()),
+        }
     }
 
     fn view(&self, flat: &Tensor, id: ParamId) -> Tensor {
@@ -275,7 +277,7 @@ pub struct Gradients {
     pub(crate) inputs: HashMap<usize, Tensor>,
     /// The tape whose inputs these are.
     pub(crate) tape: Option<TapeId>,
-    /// Whether an optimiser has made a step along them.
+    /// Whether they are used up: an optimiser has made its step.
     pub(crate) ended: bool,
 }
 
@@ -319,8 +321,8 @@ impl Gradients {
         self.inputs.clear();
     }
 
-    /// Ends the step, as an optimiser does that has moved the parameters: these gradients can still be read, but no other
-    /// step can be made along them, and the next backward pass begins a new step.
+    /// Ends the step, as an optimiser does: these gradients can still be read, but no other step can be made along them, and
+    /// the next backward pass begins a new one.
     pub fn end_step(&mut self) {
         self.ended = true;
     }

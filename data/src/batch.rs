@@ -36,15 +36,16 @@ impl Batch {
         start(part)..start(part + 1)
     }
 
-    /// Part `part` of `parts`, which goes through a model by itself; the first of one is the whole batch. Panics if
-    /// `parts` is 0.
+    /// Part `part` of `parts`, which goes through a model by itself; the first of one is the whole batch. Panics unless
+    /// `part` is less than `parts`.
     pub fn part(&self, part: usize, parts: usize) -> MicroBatch<'_> {
         let (slots, [_, height, width, channels]) = (self.slots(part, parts), self.shape);
         let row = |all: &[f32]| all.len() / self.labels.len().max(1);
         let of = |row: usize| slots.start * row..slots.end * row;
-        let targets = match row(&self.targets) {
-            0 => Targets::Classes(&self.labels[slots.clone()]),
-            classes => Targets::Distributions(&self.targets[of(classes)], [slots.len(), classes]),
+        let classes = row(&self.targets);
+        let targets = match self.targets.is_empty() {
+            true => Targets::Classes(&self.labels[slots.clone()]),
+            false => Targets::Distributions(&self.targets[of(classes)], [slots.len(), classes]),
         };
         let images = &self.images[of(row(&self.images))];
         MicroBatch { images, shape: [slots.len(), height, width, channels], targets }

@@ -210,8 +210,8 @@ impl BiFormer {
     }
 
     /// As [`factors`](Self::factors), for many passes in [`Mode::Evaluate`](crate::Mode::Evaluate) during which the
-    /// parameters and the running statistics do not change (nor can they): matrices are packed once, and each BatchNorm that follows a convolution is folded into
-    /// it, which changes results by rounding.
+    /// parameters and the running statistics do not change (nor can they): matrices are packed once, and each BatchNorm
+    /// that follows a convolution is folded into it, which changes results by rounding.
     pub fn prepared(&self) -> Result<Factors> {
         let (factors, mut prepared) = (self.factors()?, Prepared::default());
         for stage in &self.stages {

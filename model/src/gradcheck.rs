@@ -32,9 +32,9 @@ pub struct PartCheck {
 }
 
 impl PartCheck {
-    /// Whether all that was compared is the same.
+    /// Whether something was compared, and all of it is the same.
     pub fn passed(&self) -> bool {
-        self.error <= GRADIENT_TOLERANCE
+        self.checked > 0 && self.error <= GRADIENT_TOLERANCE
     }
 }
 

@@ -133,8 +133,8 @@ impl<'t> Pass<'t> {
     /// A pass on a tape. It shares the parameters and the running statistics: while it lives, or a segment that it left
     /// on a tape, neither can be written ([`tensor::Error::Shared`]). [`into_trace`](Self::into_trace) ends it.
     ///
-    /// A layer that runs on a pass with another model's parameters panics, unless that is laid out alike; with another
-    /// model's statistics it panics or takes wrong ones;
+    /// A layer that runs on a pass with another model's parameters panics, unless that model has one of the same name in
+    /// the place of each; with another model's statistics it panics or takes wrong ones.
     /// [`BiFormer::run`](crate::BiFormer::run) checks names and shapes.
     pub fn new(tape: &'t Tape, mode: Mode, parameters: &Parameters, running: &[RunningStatistics]) -> Self {
         let factors = Factors::unrounded(parameters);

@@ -12,8 +12,8 @@ use tensor::{DType, Device, Tensor};
 /// The result of a pass.
 #[derive(Debug)]
 pub struct Output<'t> {
-    /// As the configuration's [`Features`] say: logits (N, classes), the pooled last map (N, C), or
-    /// the stages' maps (N, H, W, C).
+    /// As the configuration's [`Features`] say: logits (N, classes), the pooled last map (N, C), or the stages' maps (N,
+    /// H, W, C).
     pub values: Vec<Var<'t>>,
     /// What those are.
     pub features: Features,

@@ -204,7 +204,8 @@ impl AdamW {
 
     /// The second: computes the norm of the gradients, clips them, makes a step and, in the same sweep, updates the
     /// moving average; all without waiting, so that it can be [recorded](tensor::cuda::Gpu::record) and replayed. If
-    /// the norm of the gradients is not finite, no step is made. Errors: as those of [`AdamW::step_scaled`], and of
+    /// the norm of the gradients is not finite, no step is made. In either case it [ends](Gradients::end_step) the step of
+    /// the gradients. Errors: as those of [`AdamW::step_scaled`], and of
     /// [`Ema::update`]; [`tensor::Error::Argument`] without [`AdamW::prepare`].
     pub fn clip_and_step(
         &mut self,

@@ -16,7 +16,7 @@
 //! ```
 //! # use optim::{AdamW, Ema, Result, Schedule, clip_factor, gradient_norm};
 //! # fn after_backward(
-//! #     parameters: &mut autograd::Parameters, gradients: &autograd::Gradients, adamw: &mut AdamW,
+//! #     parameters: &mut autograd::Parameters, gradients: &mut autograd::Gradients, adamw: &mut AdamW,
 //! #     ema: &mut Ema, schedule: &Schedule, step: u64,
 //! # ) -> Result<()> {
 //! let factor = clip_factor(gradient_norm(gradients)?, 5.0)?;

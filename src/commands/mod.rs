@@ -66,7 +66,7 @@ enum Command {
     Shrink(shrink::Arguments),
     /// Writes a trained model's weights alone, as PyTorch and other programs read them.
     Export(export::Arguments),
-    /// Checks every operation's gradients, and that the check would notice wrong ones.
+    /// Checks gradients: those of every operation, of a whole model (--model), or on a GPU (--device).
     Gradcheck(gradcheck::Arguments),
     /// Shows a model's layers, parameters, multiply-adds and memory.
     Info(info::Arguments),

@@ -44,11 +44,9 @@ pub struct RunConfig {
     pub weights: String,
     /// Parts of the model that are not trained, by the first parts of their parameters' names: `["downsample_layers",
     /// "stages.0"]`. Their BatchNorms keep their running statistics unchanged, and normalise by them.
-    #[serde(default)] // absent from the files of older runs
     pub freeze: Vec<String>,
     /// The learning rate of everything but the head, as a share of the schedule's, above 0 and up to 1: less for weights
     /// that are good already, to which a new head is to be added.
-    #[serde(default = "full_rate")] // absent from the files of older runs
     pub backbone_lr: f64,
     /// The run folder.
     pub out: PathBuf,
@@ -62,7 +60,6 @@ pub struct RunConfig {
     /// `batch_size`.
     pub micro_batches: usize,
     /// What the backward pass computes again instead of keeping it. The results have the same bits either way.
-    #[serde(default)] // absent from the files of older runs; it changes no result
     pub recompute: Recompute,
     /// The side of the images as the model sees them.
     pub image_size: usize,
@@ -73,10 +70,8 @@ pub struct RunConfig {
     pub threads: usize,
     /// Where to compute: "cpu", "cuda" (or "cuda:1", ...), or "emulated". A run may go on elsewhere; another device
     /// rounds differently.
-    #[serde(default)] // absent from the files of older runs
     pub device: DeviceName,
     /// The precision to compute in: "f32", "tf32" (on a GPU only), or "bf16". Weights are f32 in any case.
-    #[serde(default)] // absent from the files of older runs
     pub precision: Precision,
     /// The share of each target that is spread over all classes: at least 0, less than 1.
     pub label_smoothing: f64,
@@ -96,7 +91,6 @@ pub struct RunConfig {
     /// The moving average of the weights.
     pub ema: AverageConfig,
     /// How images are normalised, and how much of each image evaluation shows to the model.
-    #[serde(default = "Preprocessing::of_earlier_runs")]
     pub preprocessing: Preprocessing,
     /// How training images are varied.
     pub augmentation: Augmentation,
@@ -114,7 +108,7 @@ impl RunConfig {
             data: "embedded".into(),
             weights: String::new(),
             freeze: vec![],
-            backbone_lr: full_rate(),
+            backbone_lr: 1.0,
             out: usual_folder(name),
             epochs: 24,
             batch_size: 64,
@@ -361,10 +355,6 @@ impl RunConfig {
 }
 
 /// What [`RunConfig::backbone_lr`] is unless something else is asked for.
-fn full_rate() -> f64 {
-    1.0
-}
-
 /// A table as a configuration, or the field that is wrong, in one line.
 fn from_table(table: Table) -> Result<RunConfig> {
     table.try_into().map_err(|error: toml::de::Error| anyhow::anyhow!(in_plain_words(&one_line(&error.to_string()))))

@@ -25,13 +25,6 @@ pub struct Preprocessing {
 /// The default fraction of the shorter side that the central crop covers.
 const USUAL: f64 = 224.0 / 256.0;
 
-impl Preprocessing {
-    /// The preprocessing of older runs, whose files lack this section.
-    pub(super) fn of_earlier_runs() -> Self {
-        Self { eval_crop: USUAL, ..Self::default() }
-    }
-}
-
 /// Whether images, whose colours are 0 to 1, can be normalised by a mean and a deviation of each.
 fn are_usable(mean: &[f32; 3], std: &[f32; 3]) -> bool {
     mean.iter().all(|mean| (0.0..=1.0).contains(mean)) && std.iter().all(|&std| 0.0 < std && std <= 1.0)

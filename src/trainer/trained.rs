@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use tensor::{DType, Tensor};
 
 /// What the metadata of weights that [`TrainedModel::export`] wrote calls their format.
-pub const FORMAT: &str = "biformer-weights-1";
+pub const FORMAT: &str = "biformer-weights-2";
 
 /// Prints a note that, for weights without a description, images are assumed to be normalised as ImageNet's. It is left
 /// out where that goes without saying, or where a mean is configured.

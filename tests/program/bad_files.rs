@@ -213,7 +213,7 @@ fn checkpoints_that_are_none() {
         file.tensors.insert("head.bias".into(), Tensor::full([3], 1f32));
     });
     refused(&["head.weight is (3, 32), should be (10, 32)"]);
-    change(&|file| _ = file.metadata.insert("format".into(), "biformer-weights-1".into()));
+    change(&|file| _ = file.metadata.insert("format".into(), "biformer-weights-2".into()));
     biformer(&["train", "--resume", "--out", text(&run)]).refused(&["weights alone", "no run can go on", "--weights"]);
     biformer(&["train", "--resume", "--out", text(&file)]).refused(&["it is a file", "--out", "--weights"]);
     fs::remove_file(&file).unwrap();

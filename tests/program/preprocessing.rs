@@ -2,8 +2,7 @@
 
 use crate::common::program::{biformer, contents, fresh, text};
 use crate::common::samples;
-use biformer::config::RunConfig;
-use biformer::data::{Crop, Statistics};
+use biformer::data::Statistics;
 use biformer::trainer::checkpoint::Checkpoint;
 use serde_json::Value;
 use std::fs;
@@ -67,13 +66,6 @@ fn a_run_keeps_what_it_was_asked_for() {
         biformer(&[&["predict", "--json", "--checkpoint", text(&usual), text(&picture)], more].concat()).ok().out
     };
     assert_ne!(predict(&whole), predict(&[]));
-
-    // Runs from before there was a choice were tested on 7/8, however they were trained.
-    let text_of = fs::read_to_string(padded.join("config.toml")).unwrap();
-    let mut table: toml::Table = text_of.parse().unwrap();
-    table.remove("preprocessing");
-    let earlier = RunConfig::parse(&toml::to_string(&table).unwrap()).unwrap();
-    assert_eq!((earlier.augmentation.crop, earlier.preprocessing.eval_crop), (Crop::Padded, 0.875));
 
     let before = contents(&own);
     for (set, parts) in [

@@ -176,8 +176,8 @@ fn an_export_that_says_what_cannot_be() {
     refused(&|file| _ = file.metadata.insert("config".into(), "model = 3".into()), &["stored configuration"]);
     refused(&|file| _ = file.metadata.insert("data".into(), "[".into()), &["damaged.safetensors", "its data"]);
     refused(
-        &|file| _ = file.metadata.insert("format".into(), "biformer-weights-2".into()),
-        &["format \"biformer-weights-2\"", "this program reads"],
+        &|file| _ = file.metadata.insert("format".into(), "biformer-weights-99".into()),
+        &["format \"biformer-weights-99\"", "this program reads"],
     );
     let replaced = |key: &'static str, from: &'static str, to: &'static str| {
         move |file: &mut TensorFile| {

@@ -73,7 +73,7 @@ fn check_all(arguments: &Arguments, ops: &[&Op]) -> Result<Status> {
     let reports = match (&arguments.model, arguments.device) {
         (Some(model), _) => {
             let choice = ModelChoice { model: model.clone(), set: arguments.set.clone() };
-            of_model::check_all(&choice.config()?, choice.image_size(arguments.image_size)?.0)?
+            of_model::check_all(model, &choice.config()?, choice.image_size(arguments.image_size)?.0)?
         }
         (None, DeviceName::Cpu) => on_cpu::check_all(ops)?,
         (None, device) => on_device::check_all(device, ops)?,

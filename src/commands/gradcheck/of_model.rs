@@ -1,5 +1,7 @@
 //! `biformer gradcheck --model`: the gradients of a whole model.
 
+use crate::config::{Recompute, RunConfig};
+use crate::memory::{ensure_room_to_train, image_bytes};
 use crate::printing::tell;
 use anyhow::{Result, bail};
 use model::{Features, GRADIENT_TOLERANCE, ModelConfig, PartCheck, check_gradients};
@@ -13,7 +15,7 @@ const SEED: u64 = 1;
 
 /// Checks a model on images of this height and width, and prints a line of each of its parts as soon as it is known.
 /// Returns the reports as JSON.
-pub fn check_all(config: &ModelConfig, image: [usize; 2]) -> Result<Vec<Value>> {
+pub fn check_all(model: &str, config: &ModelConfig, image: [usize; 2]) -> Result<Vec<Value>> {
     if config.features != Features::Logits {
         bail!(
             "features = \"{}\": the loss that is differentiated is one of logits; leave it out",
@@ -21,6 +23,11 @@ pub fn check_all(config: &ModelConfig, image: [usize; 2]) -> Result<Vec<Value>> 
         );
     }
     config.check_image(image[0], image[1])?;
+    // As many bytes as twice the images take in f32.
+    let step =
+        RunConfig { architecture: config.clone(), batch_size: 4, micro_batches: 1, ..RunConfig::for_model(model)? };
+    let step = RunConfig { recompute: Recompute::None, ..step };
+    ensure_room_to_train(&step, image, image_bytes(&step, image), "a smaller --image-size")?;
     say!(
         "The gradients of a training step's loss with respect to every parameter, in f64 on two random images, against \
          central\ndifferences at up to {SAMPLED} elements of each; relative to the model's largest gradient (limit \
@@ -37,7 +44,11 @@ pub fn check_all(config: &ModelConfig, image: [usize; 2]) -> Result<Vec<Value>> 
             part.checked,
             part.rerouted,
             format!("{:.1e}", part.error),
-            if part.passed() { String::new() } else { format!("  FAILED: {}", part.worst) }
+            match part.checked {
+                _ if part.passed() => String::new(),
+                0 => "  FAILED: nothing could be compared".to_owned(),
+                _ => format!("  FAILED: {}", part.worst),
+            }
         );
     })?;
     let sum = |of: fn(&PartCheck) -> usize| parts.iter().map(of).sum::<usize>();

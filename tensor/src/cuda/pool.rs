@@ -10,7 +10,8 @@ const PAGE: usize = 512;
 /// A block that no tensor owns any more: its age, its capacity, its address.
 pub(super) type Block = (u64, usize, u64);
 
-/// What was returned while work was being submitted aside: by that work, which may take it again, and by other threads.
+/// What was returned while work was being submitted aside: by that work, which may take it again unless a recording uses
+/// it, and by other threads.
 #[derive(Default)]
 struct HeldBack {
     own: Vec<Block>,

@@ -69,7 +69,7 @@ impl Gpu {
     /// Records what `work` asks of the device without executing it: [`Recording::replay`] does that, and only then do
     /// tensors that `work` returns get their values. Nothing else may use the device during the recording. Errors:
     /// those of `work`, and [`Error::Gpu`] when it needs what cannot be recorded: a copy from or to the machine's
-    /// memory.
+    /// memory; [`Error::Argument`] within another recording, or within work aside.
     pub fn record<R, E: From<Error>>(
         self: &Arc<Self>,
         work: impl FnOnce() -> std::result::Result<R, E>,
@@ -138,7 +138,7 @@ impl Recording {
     }
 
     /// Executes the work once more, on the present contents of the memory that it reads, and with `streams` in place of
-    /// [`Recording::streams`]. Errors: [`Error::Argument`] unless there are as many of both.
+    /// [`Recording::streams`]. Errors: [`Error::Argument`] unless there are as many of both; [`Error::Gpu`].
     pub fn replay(&self, streams: &[Philox]) -> Result<()> {
         if streams.len() != self.keys.streams.len() {
             let message =

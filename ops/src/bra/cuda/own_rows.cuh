@@ -199,5 +199,5 @@ __device__ __forceinline__ void store_rows(const float (&rows)[GROUPS][4], int g
             if (own_row(half) < count && i + odd < groups) put_pairs(to + 8 * i, own, accumulate);
         }
     }
-    __syncwarp();
+    __syncwarp(); // and these from whatever the warp does together next
 }
