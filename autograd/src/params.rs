@@ -15,7 +15,7 @@ use tensor::{ALIGNMENT, DType, Device, Element, Shape, Tensor, match_float};
 /// a model that has another parameter there, it makes the call panic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ParamId {
-    place: usize,
+    place: u32,
     /// A hash of its name, by which another model's is recognised.
     name: u32,
 }
@@ -24,11 +24,12 @@ impl ParamId {
     fn new(place: usize, name: &str) -> Self {
         // FNV-1a.
         let name = name.bytes().fold(0x811c_9dc5, |hash: u32, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
-        Self { place, name }
+        // No machine has room for more of them.
+        Self { place: place as u32, name }
     }
 
     pub(crate) fn index(self) -> usize {
-        self.place
+        self.place as usize
     }
 }
 
@@ -97,8 +98,8 @@ impl Layout {
 
     /// Where a parameter's entries are. Panics if another parameter is there.
     fn place(&self, id: ParamId) -> usize {
-        match self.names.get(id.place) {
-            Some(name) if ParamId::new(id.place, name) == id => id.place,
+        match self.names.get(id.index()) {
+            Some(name) if ParamId::new(id.index(), name) == id => id.index(),
             Some(name) => panic!("a parameter of another model, in whose place this one has {name}"),
             None => panic!("a parameter of another model, number {} where this one has {}", id.place, self.names.len()),
         }
@@ -361,7 +362,7 @@ impl Gradients {
             return Err(Error::NoBackward);
         }
         let Some(flat) = &self.flat else { return Ok(()) };
-        let unreached = flat.layout.ids().filter(|&id| !flat.written[id.place] && !flat.layout.is_frozen(id));
+        let unreached = flat.layout.ids().filter(|&id| !flat.written[id.index()] && !flat.layout.is_frozen(id));
         let names: Vec<String> = unreached.map(|id| flat.layout.name(id).to_owned()).collect();
         match names.is_empty() {
             true => Ok(()),
