@@ -138,7 +138,6 @@ fn adamw() {
     let id = builder.add("weight", [COUNT], (0..COUNT).map(|i| (i as f64).sin()));
     let mut parameters = builder.build(DType::F32).expect("one parameter");
     let mut gradients = Gradients::new(&parameters).unwrap();
-    gradients.begin_step();
     let tape = Tape::new();
     let weight = tape.parameter(&parameters, id);
     let loss = ops::mul(&weight, &weight).and_then(|square| ops::sum(&square, &[0], false)).expect("a sum of squares");
@@ -146,6 +145,6 @@ fn adamw() {
     drop((weight, loss));
     drop(tape);
     let mut optimizer = AdamW::new(&parameters, AdamWConfig::default()).expect("the default configuration");
-    let step = || optimizer.step(&mut parameters, &mut gradients, 1e-3).expect("a step");
+    let step = || optimizer.step_scaled(&mut parameters, &mut gradients, 1e-3, 1.0).expect("a step");
     measured(&format!("adamw {COUNT}"), step);
 }
