@@ -95,7 +95,8 @@ pub fn difference(f: &dyn Function, inputs: &[Tensor], upstream: &[f64], input: 
 }
 
 /// The derivative of a loss with respect to one element of a parameter in f64, in the same way, with a tenth of the step:
-/// for modules and whole models, whose parameters are no inputs. `loss` computes it anew from the parameters that it is given.
+/// for modules and whole models, whose parameters are no inputs. `loss` computes it anew from the parameters that it is
+/// given.
 ///
 /// Errors: those of `loss`; [`tensor::Error::OutOfRange`], [`tensor::Error::DType`]; [`tensor::Error::Shared`] if something
 /// looks at the parameters, or still does when `loss` has returned. Otherwise they are afterwards as they were.

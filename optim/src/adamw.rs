@@ -125,8 +125,8 @@ impl AdamW {
     }
 
     /// Makes one step with the learning rate `lr` along the gradients times `grad_scale`: the
-    /// [`clip_factor`], which also makes sure that they are finite, as this does not. It [ends](Gradients::end_step) the
-    /// step of the gradients.
+    /// [`clip_factor`], which makes sure that they are finite, for this does not. The step of the gradients then
+    /// [ends](Gradients::end_step).
     ///
     /// Errors, each before anything has changed: [`Error::Setting`] when `lr` is negative or one of the
     /// factors is not finite in the parameters' type; [`Error::Layout`] for another model's parameters or gradients;

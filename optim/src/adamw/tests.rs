@@ -280,10 +280,10 @@ fn a_refused_step_changes_nothing() {
         assert!(matches!(refused, Err(Error::Setting { what, .. }) if what == name));
     }
     let mut unsound = Gradients::new(&parameters).unwrap();
-    for (number, norm) in [(f64::NAN, f64::NAN), (f64::INFINITY, f64::INFINITY)] {
+    for number in [f64::NAN, f64::INFINITY] {
         give(&parameters, &mut unsound, &[vec![1.0; 4], vec![1.0, number, 1.0]]);
         let refused = adamw.step(&mut parameters, &mut unsound, 0.1);
-        assert!(matches!(refused, Err(Error::NonFinite { norm: n }) if n.to_bits() == norm.to_bits()), "{refused:?}");
+        assert!(matches!(refused, Err(Error::NonFinite { norm }) if norm.is_nan() == number.is_nan()), "{refused:?}");
     }
     assert_eq!((values(&parameters), adamw.steps()), (before.clone(), 0));
     adamw.step(&mut parameters, &mut gradients, 0.0).unwrap();
