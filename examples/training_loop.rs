@@ -10,11 +10,11 @@ use biformer::autograd::{Gradients, Tape};
 use biformer::config::RunConfig;
 use biformer::data::{self, Augmentation, Loader, LoaderConfig, MicroBatch, Split, Targets, Transform};
 use biformer::model::{BiFormer, Mode, preset};
+use biformer::ops;
 use biformer::optim::{AdamW, AdamWConfig, Schedule};
 use biformer::tensor::{DType, Tensor};
 use biformer::trainer::data_facts::DataFacts;
 use biformer::trainer::trained::TrainedModel;
-use biformer::{ops, optim};
 
 const SEED: u64 = 1;
 const STEPS: u64 = 60;
@@ -61,8 +61,7 @@ pub fn main() -> Result<()> {
         drop((output.values, loss)); // once nothing looks at the parameters they can be written
         drop(tape);
         model.update_statistics(&trace)?;
-        let factor = optim::clip_factor(optim::gradient_norm(&gradients)?, 5.0)?;
-        adamw.step_scaled(&mut model.parameters, &mut gradients, schedule.lr(step), factor)?;
+        adamw.step_clipped(&mut model.parameters, &mut gradients, schedule.lr(step), 5.0)?;
         if step % 10 == 9 {
             println!("step {:>2}  mean loss of the last ten {:.3}", step + 1, mean(&losses[step as usize - 9..]));
         }

@@ -8,7 +8,7 @@ use biformer::config::{Changes, RunConfig};
 use biformer::data::{self, Dataset, Loader, LoaderConfig, Mixing, Sample, Split, Statistics, Transform};
 use biformer::model::{BiFormer, Mode, TensorFile};
 use biformer::ops;
-use biformer::optim::{AdamW, AdamWConfig, Ema, EmaConfig, clip_factor, gradient_norm};
+use biformer::optim::{AdamW, AdamWConfig, Ema, EmaConfig};
 use biformer::tensor::{DType, Tensor};
 use biformer::threads::pool;
 use biformer::trainer::{Images, Outcome, Trainer};
@@ -73,9 +73,8 @@ fn plain_loop(config: &RunConfig) -> Result<(BiFormer, Ema)> {
             tape.backward(&ops::scale(&loss, 0.5)?, &mut gradients)?;
             model.update_statistics(&output.trace)?;
         }
-        let norm = gradient_norm(&gradients)?;
+        let norm = adamw.step_clipped(&mut model.parameters, &mut gradients, schedule.lr(step), 0.01)?;
         assert!(norm > 0.01, "step {step} should have something to clip");
-        adamw.step_scaled(&mut model.parameters, &mut gradients, schedule.lr(step), clip_factor(norm, 0.01)?)?;
         average.update(&model.parameters)?;
     }
     Ok((model, average))

@@ -145,6 +145,6 @@ fn adamw() {
     drop((weight, loss));
     drop(tape);
     let mut optimizer = AdamW::new(&parameters, AdamWConfig::default()).expect("the default configuration");
-    let step = || optimizer.step_scaled(&mut parameters, &mut gradients, 1e-3, 1.0).expect("a step");
+    let step = || optimizer.step(&mut parameters, &mut gradients, 1e-3).expect("a step");
     measured(&format!("adamw {COUNT}"), step);
 }

@@ -116,60 +116,63 @@ impl AdamW {
         self.steps
     }
 
-    /// Makes one step with the learning rate `lr` along the gradients as they are. Errors: those of
-    /// [`AdamW::step_scaled`]; [`Error::NonFinite`] for gradients that would destroy the weights.
-    pub fn step(&mut self, parameters: &mut Parameters, gradients: &mut Gradients, lr: f64) -> Result<()> {
-        self.ensure_own(parameters, gradients)?;
-        let factor = clip_factor(gradient_norm(gradients)?, f64::INFINITY)?;
-        self.step_scaled(parameters, gradients, lr, factor)
+    /// Makes one step with the learning rate `lr` along the gradients as they are: [`AdamW::step_clipped`] without a limit.
+    pub fn step(&mut self, parameters: &mut Parameters, gradients: &mut Gradients, lr: f64) -> Result<f64> {
+        self.step_clipped(parameters, gradients, lr, f64::INFINITY)
     }
 
-    /// Makes one step with the learning rate `lr` along the gradients times `grad_scale`: the
-    /// [`clip_factor`], which makes sure that they are finite, for this does not. The step of the gradients then
+    /// Makes one step with the learning rate `lr` along the gradients, scaled down to the norm `max_norm` if theirs is
+    /// larger; infinity is no limit. Returns the norm that they had. The step of the gradients then
     /// [ends](Gradients::end_step).
     ///
-    /// Errors, each before anything has changed: [`Error::Setting`] when `lr` is negative or one of the
-    /// factors is not finite in the parameters' type; [`Error::Layout`] for another model's parameters or gradients;
+    /// Errors, each before anything else has changed: [`Error::NonFinite`] for gradients that would destroy the
+    /// weights, whose step ends as well; [`Error::Setting`] when `lr` is negative or not finite in the parameters' type,
+    /// or `max_norm` is not positive; [`Error::Layout`] for another model's parameters or gradients;
     /// [`autograd::Error::Unreached`] when some parameter got no gradient in this step (its old one would be used again),
     /// [`autograd::Error::NoBackward`] when none did; [`tensor::Error::Shared`] while a tape or a view of the parameters
     /// lives.
-    pub fn step_scaled(
+    pub fn step_clipped(
         &mut self,
         parameters: &mut Parameters,
         gradients: &mut Gradients,
         lr: f64,
-        grad_scale: f64,
-    ) -> Result<()> {
-        let constants = self.constants(lr, grad_scale)?;
-        let gradients_flat = self.ensure_own(parameters, gradients)?;
-        if let Some(controls) = &mut self.controls {
-            self.prepared = false;
-            controls.set(&constants, f64::INFINITY)?;
-            controls.step([parameters.flat_tensor_mut(), &mut self.m, &mut self.v], gradients_flat, None)?;
-            gradients.end_step();
-            self.steps += 1;
-            return Ok(());
+        max_norm: f64,
+    ) -> Result<f64> {
+        if self.controls.is_some() {
+            self.prepare(parameters, lr, max_norm, None)?;
+            self.clip_and_step(parameters, gradients, None)?;
+            return self.finish(None);
         }
+        let mut constants = self.constants(lr, max_norm)?;
+        self.ensure_own(parameters, gradients)?;
+        let norm = gradient_norm(gradients)?;
+        if !norm.is_finite() {
+            gradients.end_step();
+            return Err(Error::NonFinite { norm });
+        }
+        constants.scale = clip_factor(norm, max_norm);
+        let flat = gradients.flat().ok_or(Error::NoParameters)?;
         match_float!(self.layout.dtype(), "adamw", T => {
             let p = parameters.flat_mut::<T>()?;
-            let g = gradients_flat.as_slice::<T>("adamw")?;
+            let g = flat.as_slice::<T>("adamw")?;
             let m = self.m.as_mut_slice::<T>("adamw")?;
             let v = self.v.as_mut_slice::<T>("adamw")?;
             sweep(&constants.rounded::<T>(), &self.groups, p, g, m, v);
         });
         gradients.end_step();
         self.steps += 1;
-        Ok(())
+        Ok(norm)
     }
 
-    fn constants(&self, lr: f64, grad_scale: f64) -> Result<StepConstants<f64>> {
-        let fits = |number: f64| match self.layout.dtype() {
-            DType::F64 => number.is_finite(),
-            _ => (number as f32).is_finite(),
+    /// The constants of the next step, along the gradients as they are. Errors: [`Error::Setting`].
+    fn constants(&self, lr: f64, max_norm: f64) -> Result<StepConstants<f64>> {
+        ensure("max_norm", max_norm, "positive", max_norm > 0.0)?;
+        let fits = match self.layout.dtype() {
+            DType::F64 => lr.is_finite(),
+            _ => (lr as f32).is_finite(),
         };
-        ensure("lr", lr, "at least 0, and finite in the weights' type", lr >= 0.0 && fits(lr))?;
-        ensure("grad_scale", grad_scale, "finite in the weights' type", fits(grad_scale))?;
-        Ok(StepConstants::new(&self.config, self.groups.all(), self.steps + 1, lr, grad_scale))
+        ensure("lr", lr, "at least 0, and finite in the weights' type", lr >= 0.0 && fits)?;
+        Ok(StepConstants::new(&self.config, self.groups.all(), self.steps + 1, lr))
     }
 
     /// The gradients, flat, if they and the parameters are those of this optimiser's model.
@@ -180,10 +183,10 @@ impl AdamW {
         gradients.flat().ok_or(Error::NoParameters)
     }
 
-    /// The first of the three calls that make a step on a GPU: uploads the constants of this step, and the rate of the
-    /// moving average if there is one. `max_norm` is the norm to which gradients are clipped. Errors:
-    /// [`Error::Setting`]; [`tensor::Error::Device`] on the CPU; [`tensor::Error::Shared`] if anything else shares the
-    /// buffers that the step will write, which a replayed step does not check itself.
+    /// The first of the three calls that a step on a GPU consists of, so that the second can be recorded: uploads the
+    /// constants of this step, and the rate of the moving average if there is one. `max_norm` is the norm to which
+    /// gradients are clipped. Errors: [`Error::Setting`]; [`tensor::Error::Device`] on the CPU; [`tensor::Error::Shared`]
+    /// if anything else shares the buffers that the step will write, which a replayed step does not check itself.
     pub fn prepare(
         &mut self,
         parameters: &Parameters,
@@ -191,9 +194,8 @@ impl AdamW {
         max_norm: f64,
         average: Option<&mut Ema>,
     ) -> Result<()> {
-        ensure("max_norm", max_norm, "positive", max_norm > 0.0)?;
+        let constants = self.constants(lr, max_norm)?;
         [parameters.flat(), &self.m, &self.v].into_iter().try_for_each(|written| written.ensure_unique("adamw"))?;
-        let constants = self.constants(lr, 1.0)?;
         self.controls()?.set(&constants, max_norm)?;
         if let Some(average) = average {
             average.prepare()?;
@@ -205,7 +207,7 @@ impl AdamW {
     /// The second: computes the norm of the gradients, clips them, makes a step and, in the same sweep, updates the
     /// moving average; all without waiting, so that it can be [recorded](tensor::cuda::Gpu::record) and replayed. If
     /// the norm of the gradients is not finite, no step is made. In either case it [ends](Gradients::end_step) the step of
-    /// the gradients. Errors: as those of [`AdamW::step_scaled`], and of
+    /// the gradients. Errors: as those of [`AdamW::step_clipped`], but for [`Error::NonFinite`], and of
     /// [`Ema::update`]; [`tensor::Error::Argument`] without [`AdamW::prepare`].
     pub fn clip_and_step(
         &mut self,
@@ -224,9 +226,9 @@ impl AdamW {
         Ok(())
     }
 
-    /// The third: waits for the step, counts it and the average's update, and returns the norm of the gradients; if
-    /// that is not finite, no step was made and none is counted. Errors: [`tensor::Error::Argument`] without
-    /// [`AdamW::prepare`]; those of the GPU.
+    /// The third: waits for the step, counts it and the average's update, and returns the norm of the gradients.
+    /// Errors: [`Error::NonFinite`] if that is not finite, so that no step was made, and none is counted;
+    /// [`tensor::Error::Argument`] without [`AdamW::prepare`]; those of the GPU.
     pub fn finish(&mut self, average: Option<&mut Ema>) -> Result<f64> {
         self.ensure_prepared()?;
         let norm = self.controls()?.norm()?;
@@ -236,7 +238,7 @@ impl AdamW {
         if let Some(average) = average {
             average.finish(made);
         }
-        Ok(norm)
+        if made { Ok(norm) } else { Err(Error::NonFinite { norm }) }
     }
 
     fn ensure_prepared(&self) -> Result<()> {
@@ -326,7 +328,7 @@ fn power(mut x: f64, mut n: u64) -> f64 {
 }
 
 impl StepConstants<f64> {
-    fn new(config: &AdamWConfig, groups: &[Group], t: u64, lr: f64, scale: f64) -> Self {
+    fn new(config: &AdamWConfig, groups: &[Group], t: u64, lr: f64) -> Self {
         let [beta_m, beta_v] = config.betas;
         let correction = |beta: f64| 1.0 - power(beta, t);
         let of_group = |group: &Group| {
@@ -335,7 +337,7 @@ impl StepConstants<f64> {
             GroupConstants { keep, step: -lr / correction(beta_m) }
         };
         StepConstants {
-            scale,
+            scale: 1.0,
             rate_m: 1.0 - beta_m,
             beta_v,
             rate_v: 1.0 - beta_v,

@@ -5,7 +5,7 @@
 //! |---|---|
 //! | `adamw.rs` | [`AdamW`]: moments, bias correction and decoupled weight decay in one sweep |
 //! | `groups.rs` | which parameters weight decay applies to, and what their learning rates are |
-//! | `clip.rs` | [`gradient_norm`] and [`clip_factor`] |
+//! | `clip.rs` | [`gradient_norm`], and the factor that clips it |
 //! | `schedule.rs` | [`Schedule`]: warm-up and cosine, per step or as the reference model was trained |
 //! | `ema.rs` | [`Ema`]: the exponential moving average of the weights |
 //! | `cuda/` | the same sweeps on a GPU |
@@ -14,13 +14,12 @@
 //! One training step, after the backward pass and once its tape is dropped:
 //!
 //! ```
-//! # use optim::{AdamW, Ema, Result, Schedule, clip_factor, gradient_norm};
+//! # use optim::{AdamW, Ema, Result, Schedule};
 //! # fn after_backward(
 //! #     parameters: &mut autograd::Parameters, gradients: &mut autograd::Gradients, adamw: &mut AdamW,
 //! #     ema: &mut Ema, schedule: &Schedule, step: u64,
 //! # ) -> Result<()> {
-//! let factor = clip_factor(gradient_norm(gradients)?, 5.0)?;
-//! adamw.step_scaled(parameters, gradients, schedule.lr(step), factor)?;
+//! let norm = adamw.step_clipped(parameters, gradients, schedule.lr(step), 5.0)?; // what it was before it was clipped
 //! ema.update(parameters)?;
 //! # Ok(())
 //! # }
@@ -37,7 +36,7 @@ mod schedule;
 mod testing;
 
 pub use adamw::{AdamW, AdamWConfig, AdamWState};
-pub use clip::{clip_factor, gradient_norm};
+pub use clip::gradient_norm;
 pub use ema::{Ema, EmaConfig, EmaState};
 pub use error::{Error, Result};
 pub use schedule::Schedule;

@@ -14,7 +14,7 @@ use anyhow::{Context, Error, Result, anyhow, bail};
 use autograd::{Gradients, Profile, Tape, Var};
 use data::{Batch, class_among};
 use model::{BiFormer, Mode, Trace};
-use optim::{AdamW, AdamWState, clip_factor, gradient_norm};
+use optim::{AdamW, AdamWState};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tensor::{DType, Device, Tensor, settle_pool};
@@ -170,14 +170,11 @@ impl Learner {
                 Ok(())
             })?);
         }
-        // The norm is looked at in any case: a step along a gradient that is not finite would destroy the weights.
-        let norm = gradient_norm(&self.gradients)?;
-        let factor = clip_factor(norm, self.config.max_norm()).context(LOWER_RATE)?;
-        lap("gradient norm");
+        let (parameters, gradients) = (&mut self.model.parameters, &mut self.gradients);
+        self.optimizer.step_clipped(parameters, gradients, lr, self.config.max_norm()).map_err(with_lower_rate)?;
+        lap("optimizer");
         traces.iter().try_for_each(|trace| self.model.update_statistics(trace))?;
         lap("running statistics");
-        self.optimizer.step_scaled(&mut self.model.parameters, &mut self.gradients, lr, factor)?;
-        lap("optimizer");
         if let Some(average) = &mut self.average {
             average.update(&self.model)?;
             lap("moving average");
@@ -285,6 +282,13 @@ pub(super) fn loss<'t>(logits: &Var<'t>, targets: &Tensor, smoothing: f64) -> au
 /// The advice for a run that diverges.
 pub(super) const LOWER_RATE: &str = "training diverged (begin again with a lower --lr, a smaller clip_norm, less weight_decay or a longer warm-up, and \
      another --out)";
+
+/// The error of a step, with this advice if the gradients were not finite.
+pub(super) fn with_lower_rate(error: optim::Error) -> Error {
+    let diverged = matches!(error, optim::Error::NonFinite { .. });
+    let error = Error::from(error);
+    if diverged { error.context(LOWER_RATE) } else { error }
+}
 
 /// The trace of a pass over a batch, with the regions that each region was routed to.
 pub fn trace(model: &BiFormer, batch: &Batch) -> Result<Trace> {

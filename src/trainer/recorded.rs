@@ -9,12 +9,11 @@
 
 use super::average::Average;
 use super::failure::lacks_memory;
-use super::learner::{LOWER_RATE, Learner, modes};
+use super::learner::{Learner, modes, with_lower_rate};
 use super::score::{Score, judge};
 use crate::staging::{Numbered, Staged};
 use anyhow::{Context, Error, Result};
 use model::Mode;
-use optim::clip_factor;
 use tensor::Tensor;
 
 /// What the host reads of a micro-batch: its loss and its logits.
@@ -72,8 +71,7 @@ impl Learner {
             let smoothing = self.config.label_smoothing;
             score.add(judge(&self.model, tensors, labels, modes[part], smoothing, [loss, logits])?);
         }
-        let norm = self.optimizer.finish(self.average.as_mut().map(Average::of_parameters))?;
-        clip_factor(norm, self.config.max_norm()).context(LOWER_RATE)?;
+        self.optimizer.finish(self.average.as_mut().map(Average::of_parameters)).map_err(with_lower_rate)?;
         Ok(score)
     }
 

@@ -27,12 +27,18 @@ fn lr(step: u64) -> f64 {
     0.01 * step as f64
 }
 
+/// The norm of all of them together.
+fn norm_of(gradients: &[Vec<f64>]) -> f64 {
+    gradients.iter().flatten().map(|g| g * g).sum::<f64>().sqrt()
+}
+
 /// Makes the steps `range`, with moments that continue from those of `adamw`.
-fn run(adamw: &mut AdamW, parameters: &mut Parameters, range: std::ops::RangeInclusive<u64>, grad_scale: f64) {
+fn run(adamw: &mut AdamW, parameters: &mut Parameters, range: std::ops::RangeInclusive<u64>, max_norm: f64) {
     let mut gradients = Gradients::new(parameters).unwrap();
     for step in range {
         give(parameters, &mut gradients, &gradients_of_step(step));
-        adamw.step_scaled(parameters, &mut gradients, lr(step), grad_scale).unwrap();
+        let norm = adamw.step_clipped(parameters, &mut gradients, lr(step), max_norm).unwrap();
+        assert_relative_eq!(norm, norm_of(&gradients_of_step(step)), max_relative = 1e-6);
     }
 }
 
@@ -68,16 +74,19 @@ fn agrees_with_the_plain_formulas() {
     const STEPS: u64 = 5;
     let config = AdamWConfig { betas: [0.8, 0.99], eps: 1e-6, weight_decay: 0.3 };
     let gradients: Vec<Vec<Vec<f64>>> = (1..=STEPS).map(gradients_of_step).collect();
-    for (dtype, grad_scale, tolerance) in [(DType::F64, 1.0, 1e-12), (DType::F64, 0.25, 1e-12), (DType::F32, 1.0, 2e-5)]
-    {
+    // Of norms from 122.9 to 123.7: no step is clipped, some are, all are.
+    let cases = [(f64::INFINITY, DType::F64, 1e-12), (123.3, DType::F64, 1e-12), (1.0, DType::F64, 1e-12)];
+    for (max_norm, dtype, tolerance) in cases.into_iter().chain([(f64::INFINITY, DType::F32, 2e-5)]) {
+        let factors = gradients.iter().map(|step| (max_norm / norm_of(step)).min(1.0)).collect::<Vec<_>>();
         let mut parameters = parameters(dtype, &SHAPES);
         let before = values(&parameters);
         let mut adamw = AdamW::with_rates(&parameters, config, rate_of).unwrap();
-        run(&mut adamw, &mut parameters, 1..=STEPS, grad_scale);
+        run(&mut adamw, &mut parameters, 1..=STEPS, max_norm);
         assert_eq!(adamw.steps(), STEPS);
         for (i, after) in values(&parameters).iter().enumerate() {
             for (j, &after) in after.iter().enumerate() {
-                let history: Vec<f64> = gradients.iter().map(|step| grad_scale * step[i][j]).collect();
+                let history: Vec<f64> =
+                    gradients.iter().zip(&factors).map(|(step, factor)| factor * step[i][j]).collect();
                 let (name, shape) = SHAPES[i];
                 let expected = plain(&config, before[i][j], shape.len() >= 2, rate_of(name), &history);
                 assert_relative_eq!(after, expected, epsilon = tolerance, max_relative = tolerance);
@@ -108,7 +117,7 @@ fn the_bits_do_not_depend_on_the_number_of_threads() {
         thread_pool(threads).unwrap().install(|| {
             let mut parameters = parameters(DType::F32, &SHAPES);
             let mut adamw = AdamW::new(&parameters, AdamWConfig::default()).unwrap();
-            run(&mut adamw, &mut parameters, 1..=3, 1.0);
+            run(&mut adamw, &mut parameters, 1..=3, f64::INFINITY);
             parameters.flat().to_vec::<f32>().unwrap().into_iter().map(f32::to_bits).collect::<Vec<_>>()
         })
     });
@@ -119,13 +128,13 @@ fn the_bits_do_not_depend_on_the_number_of_threads() {
 fn a_restored_optimiser_continues_with_the_same_bits() {
     let mut straight = parameters(DType::F32, &SHAPES);
     let mut adamw = AdamW::new(&straight, AdamWConfig::default()).unwrap();
-    run(&mut adamw, &mut straight, 1..=3, 1.0);
+    run(&mut adamw, &mut straight, 1..=3, f64::INFINITY);
     let (state, mut resumed) = (adamw.state(), straight.duplicate().unwrap());
     let mut other = AdamW::new(&resumed, AdamWConfig::default()).unwrap();
     other.restore(&state).unwrap();
     adamw.restore(&state).unwrap();
-    run(&mut adamw, &mut straight, 4..=6, 1.0);
-    run(&mut other, &mut resumed, 4..=6, 1.0);
+    run(&mut adamw, &mut straight, 4..=6, f64::INFINITY);
+    run(&mut other, &mut resumed, 4..=6, f64::INFINITY);
     assert_eq!(straight.flat().to_vec::<f32>().unwrap(), resumed.flat().to_vec::<f32>().unwrap());
     assert_eq!((state.steps, other.steps()), (3, 6));
 }
@@ -136,7 +145,7 @@ fn a_frozen_parameter_is_not_moved() {
     let mut before = parameters(DType::F64, &SHAPES);
     let config = AdamWConfig { weight_decay: 0.3, ..AdamWConfig::default() };
     let mut adamw = AdamW::new(&before, config).unwrap();
-    run(&mut adamw, &mut before, 1..=3, 1.0);
+    run(&mut adamw, &mut before, 1..=3, f64::INFINITY);
     let mut after = before.duplicate().unwrap();
     after.freeze(|name| name.starts_with("big") || name == "stem.bias");
     let mut gradients = Gradients::new(&after).unwrap();
@@ -162,7 +171,7 @@ fn a_frozen_parameter_is_not_moved() {
 fn gaps_stay_zero() {
     let mut parameters = parameters(DType::F32, &SHAPES);
     let mut adamw = AdamW::new(&parameters, AdamWConfig::default()).unwrap();
-    run(&mut adamw, &mut parameters, 1..=2, 1.0);
+    run(&mut adamw, &mut parameters, 1..=2, f64::INFINITY);
     let layout = Arc::clone(parameters.layout());
     for flat in [parameters.flat(), &adamw.m, &adamw.v] {
         let mut flat = flat.to_vec::<f32>().unwrap();
@@ -273,10 +282,10 @@ fn a_refused_step_changes_nothing() {
     let refused = adamw.step(&mut parameters, &mut gradients, 0.1);
     assert!(matches!(refused, Err(Error::Tensor(tensor::Error::Shared { op: "adamw" }))));
     drop(state);
-    let infinite_in_f32 = [(1e300, 1.0, "lr"), (0.1, 1e300, "grad_scale")];
-    let wrong = [(-1.0, 1.0, "lr"), (f64::NAN, 1.0, "lr"), (0.1, f64::INFINITY, "grad_scale")];
-    for (lr, scale, name) in wrong.into_iter().chain(infinite_in_f32) {
-        let refused = adamw.step_scaled(&mut parameters, &mut gradients, lr, scale);
+    let infinite_in_f32 = (1e300, 1.0, "lr");
+    let of_norm = [0.0, -1.0, f64::NAN].map(|max_norm| (0.1, max_norm, "max_norm"));
+    for (lr, max_norm, name) in [(-1.0, 1.0, "lr"), (f64::NAN, 1.0, "lr"), infinite_in_f32].into_iter().chain(of_norm) {
+        let refused = adamw.step_clipped(&mut parameters, &mut gradients, lr, max_norm);
         assert!(matches!(refused, Err(Error::Setting { what, .. }) if what == name));
     }
     let mut unsound = Gradients::new(&parameters).unwrap();
@@ -284,6 +293,8 @@ fn a_refused_step_changes_nothing() {
         give(&parameters, &mut unsound, &[vec![1.0; 4], vec![1.0, number, 1.0]]);
         let refused = adamw.step(&mut parameters, &mut unsound, 0.1);
         assert!(matches!(refused, Err(Error::NonFinite { norm }) if norm.is_nan() == number.is_nan()), "{refused:?}");
+        let twice = adamw.step(&mut parameters, &mut unsound, 0.1);
+        assert_eq!(twice, Err(autograd::Error::NoBackward.into()), "the next pass is not added to these");
     }
     assert_eq!((values(&parameters), adamw.steps()), (before.clone(), 0));
     adamw.step(&mut parameters, &mut gradients, 0.0).unwrap();
