@@ -12,6 +12,10 @@ use tensor::{DType, Tensor};
 /// The largest difference from a gradient that [`check_gradients`] allows, relative to the model's largest gradient.
 pub const GRADIENT_TOLERANCE: f64 = 1e-9;
 
+/// The fewest values of a channel that a batch normalisation is to see: of two values it makes −1 and 1, nearly whatever
+/// they are, so that no step is small enough for differences.
+const MIN_VALUES: usize = 16;
+
 /// What was found of a part of a model, such as `stages.0`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PartCheck {
@@ -38,9 +42,15 @@ impl PartCheck {
     }
 }
 
-/// Checks the gradients of the loss of a training step, on two random images of this height and width, with respect to
-/// every parameter of a model in f64: up to `most` elements of each, chosen by `seed`, as the weights and the images
-/// are, by four-point central differences. `seen` gets each part as soon as it is checked; for each element the model runs
+/// How many images of this height and width [`check_gradients`] takes: two, or where little is left of them, more.
+pub fn images_to_check(config: &ModelConfig, [height, width]: [usize; 2]) -> usize {
+    let last = config.stages().saturating_sub(1);
+    MIN_VALUES.div_ceil((config.map_side(height, last) * config.map_side(width, last)).max(1)).max(2)
+}
+
+/// Checks the gradients of the loss of a training step, on [some](images_to_check) random images of this height and
+/// width, with respect to every parameter of a model in f64: up to `most` elements of each, chosen by `seed`, as the
+/// weights and the images are, by four-point central differences. `seen` gets each part as soon as it is checked; for each element the model runs
 /// four times. Errors: those of the configuration and of the image's size; [`Error::Headless`](crate::Error::Headless).
 pub fn check_gradients(
     config: &ModelConfig,
@@ -52,9 +62,10 @@ pub fn check_gradients(
     let mut model = BiFormer::new(config, seed, DType::F64)?;
     scatter(&mut model.parameters, seed)?;
     let mut draws = Philox::keyed(seed, &[1]).sequence();
-    let pixels: Vec<f64> = (0..2 * height * width * 3).map(|_| draws.uniform_in(-1.0, 1.0)).collect();
-    let labels = [0, config.num_classes as u32 - 1];
-    let given = [Tensor::from_slice(&pixels, [2, height, width, 3])?, Tensor::from_slice(&labels, [2])?];
+    let images = images_to_check(config, [height, width]);
+    let pixels: Vec<f64> = (0..images * height * width * 3).map(|_| draws.uniform_in(-1.0, 1.0)).collect();
+    let labels: Vec<u32> = [0, config.num_classes as u32 - 1].into_iter().cycle().take(images).collect();
+    let given = [Tensor::from_slice(&pixels, [images, height, width, 3])?, Tensor::from_slice(&labels, [images])?];
     let (by_rules, trace) = by_rules(&model, &given)?;
     compare(&model, &given, &by_rules, &trace, &|count| sample(count, most, seed), &mut seen)
 }

@@ -48,7 +48,7 @@ pub use config::{Attend, Family, Features, ModelConfig, PerStage};
 pub use error::{Differences, Error, Result, did_you_mean, in_plain_words, nearest};
 pub use factors::Factors;
 pub use files::TensorFile;
-pub use gradcheck::{GRADIENT_TOLERANCE, PartCheck, check_gradients};
+pub use gradcheck::{GRADIENT_TOLERANCE, PartCheck, check_gradients, images_to_check};
 pub use layers::{BatchNorm, Conv, DepthwiseConv, LayerNorm, Linear};
 pub use overrides::{FIELDS, field_name};
 pub use pass::{Mode, Pass, Trace};

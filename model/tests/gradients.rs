@@ -1,6 +1,6 @@
 //! The gradients of whole models.
 
-use model::{Error, Family, Features, ModelConfig, PerStage, Result, check_gradients};
+use model::{Error, Family, Features, ModelConfig, PerStage, Result, check_gradients, images_to_check};
 
 /// Two stages, of which the first routes.
 fn config() -> ModelConfig {
@@ -32,6 +32,16 @@ fn gradients_of_a_model_are_those_that_differences_find() -> Result<()> {
         assert!(checked > 20 * rerouted && checked > 100, "{checked} and {rerouted}");
         assert!(parts.iter().all(|part| part.passed()), "{parts:#?}");
     }
+    Ok(())
+}
+
+/// Of two images, of which the last map has one pixel each, every channel would be normalised to -1 and 1.
+#[test]
+fn images_of_which_little_is_left_are_more_than_two() -> Result<()> {
+    let config = ModelConfig { auto_pad: true, ..config() };
+    assert_eq!([32, 16, 8, 1].map(|side| images_to_check(&config, [side, side])), [2, 4, 16, 16]);
+    let parts = check_gradients(&config, [1, 1], 2, 1, |_| ())?;
+    assert!(parts.iter().all(|part| part.passed()), "{parts:#?}");
     Ok(())
 }
 

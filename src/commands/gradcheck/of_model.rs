@@ -4,7 +4,7 @@ use crate::config::{Recompute, RunConfig};
 use crate::memory::{ensure_room_to_train, image_bytes};
 use crate::printing::tell;
 use anyhow::{Result, bail};
-use model::{Features, GRADIENT_TOLERANCE, ModelConfig, PartCheck, check_gradients};
+use model::{Features, GRADIENT_TOLERANCE, ModelConfig, PartCheck, check_gradients, images_to_check};
 use serde_json::{Value, json};
 use std::io;
 
@@ -23,13 +23,14 @@ pub fn check_all(model: &str, config: &ModelConfig, image: [usize; 2]) -> Result
         );
     }
     config.check_image(image[0], image[1])?;
+    let images = images_to_check(config, image);
     // As many bytes as twice the images take in f32.
-    let step =
-        RunConfig { architecture: config.clone(), batch_size: 4, micro_batches: 1, ..RunConfig::for_model(model)? };
+    let step = RunConfig { architecture: config.clone(), batch_size: 2 * images, ..RunConfig::for_model(model)? };
+    let step = RunConfig { micro_batches: 1, ..step };
     let step = RunConfig { recompute: Recompute::None, ..step };
     ensure_room_to_train(&step, image, image_bytes(&step, image), "a smaller --image-size")?;
     say!(
-        "The gradients of a training step's loss with respect to every parameter, in f64 on two random images, against \
+        "The gradients of a training step's loss with respect to every parameter, in f64 on {images} random images, against \
          central\ndifferences at up to {SAMPLED} elements of each; relative to the model's largest gradient (limit \
          {GRADIENT_TOLERANCE:.0e}). Where a step along an\nelement changes which regions are routed to, the loss has no \
          slope: such elements are not compared.\n"
