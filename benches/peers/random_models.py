@@ -30,7 +30,7 @@ PROGRAM = Path(__file__).resolve().parents[2] / "target/release/biformer"
 TOLERANCES = {("f64", False): 1e-11, ("f64", True): 1e-6, ("f32", False): 1e-4, ("f32", True): 1e-2}
 # A bias before a batch normalisation has the gradient zero, up to rounding: what is smaller than
 # this part of the largest gradient is compared with that.
-SMALL = 1e-5
+SMALL = {"f64": 1e-5, "f32": 1e-2}
 
 
 def draw_config(pick, gradients):
@@ -153,7 +153,7 @@ def programs(config, tensors, images, labels, folder, options):
     return results, routes
 
 
-def compare(ours, wanted):
+def compare(ours, wanted, small):
     """The largest error, and where it is."""
     if ours.keys() != wanted.keys():
         return float("inf"), f"names: {sorted(ours.keys() ^ wanted.keys())}"
@@ -162,7 +162,7 @@ def compare(ours, wanted):
     def error(name):
         difference = ours[name].double().reshape(wanted[name].shape) - wanted[name]
         scale = float(wanted[name].abs().max())
-        scale = max(scale, SMALL * largest) if name.endswith(".grad") else scale
+        scale = max(scale, small * largest) if name.endswith(".grad") else scale
         found = float(difference.abs().max())
         return found / scale if scale > 0 else found
 
@@ -214,7 +214,7 @@ def main():
                     side = "the program" if ours is None else "the reference"
                     print(f"seed {seed}: only {side} refuses it: {config}, {shape}", flush=True)
                 continue
-            error, where = max(compare(ours[0], wanted[0]), (wanted[1], "routes"))
+            error, where = max(compare(ours[0], wanted[0], SMALL[options.dtype]), (wanted[1], "routes"))
             errors.append(error)
             covered.update(set(traits(config, shape)))
             if not error <= tolerance:
