@@ -1,7 +1,7 @@
 //! Backward kernel of routed attention.
 
 use super::products::Quads;
-use super::quads::{QUAD, row_width};
+use super::quads::{Pixels, QUAD, row_width};
 use super::scores::NUMBERS;
 use super::{Head, IN_ORDER, QueryBlock, Role, parts, pixels};
 use crate::bra::geometry::Geometry;
@@ -19,7 +19,7 @@ pub fn backward<T: Float>(g: Geometry, qkv: &[T], routes: &[u32], scale: T, lse:
         return;
     }
     let pixels = pixels(g);
-    let lists = [&*pixels, routes];
+    let lists = (Pixels::new(&pixels, g.regions.tokens()), routes);
     let accumulate = dqkv.accumulate;
     let dqkv = Interleaved::new(dqkv.data);
     simd!(A => lse.par_chunks(tokens).enumerate().for_each(|(index, lse)| {
@@ -51,7 +51,7 @@ unsafe fn backward_head<T: Float, A: Registers>(head: Head<'_, T>, task: Backwar
     let [width, v_width] = [d, dv].map(row_width::<T, A>);
 
     // For all regions: keys and values as columns, keys as rows, and the gradients of keys and values.
-    let sizes = [d, dv, width, width, v_width].map(|width| head.all().quads() * QUAD * width);
+    let sizes = [d, dv, width, width, v_width].map(|width| head.pixels.quads() * QUAD * width);
     let mut packed = Scratch::<T>::new(sizes.iter().sum());
     let [key_columns, value_columns, key_rows, dkeys, dvalues] = parts(&mut packed, sizes);
     let mut attended = Attended { key_columns, value_columns, key_rows, dkeys, dvalues };
@@ -78,8 +78,10 @@ unsafe fn backward_head<T: Float, A: Registers>(head: Head<'_, T>, task: Backwar
         let (p, ds) = (&mut p[..layout.len()], &mut ds[..layout.len()]);
         // Zero where there is no query.
         let mut logs = [T::zero(); NUMBERS];
-        for (place, pixel) in pixels.places() {
-            logs[place * QUAD..][..QUAD].fill(lse[pixel as usize]);
+        for (place, region) in pixels.regions() {
+            for (logs, &pixel) in logs[place * QUAD..].chunks_exact_mut(QUAD).zip(region) {
+                logs.fill(lse[pixel as usize]);
+            }
         }
 
         // P = exp(s·q·kᵀ − lse); dP = dO·vᵀ; s·dS = s·P∘(dP − Σ P∘dP)

@@ -1,7 +1,7 @@
 //! Forward kernel of routed attention.
 
 use super::products::Quads;
-use super::quads::{QUAD, row_width};
+use super::quads::{Pixels, QUAD, row_width};
 use super::scores::NUMBERS;
 use super::{Head, IN_ORDER, QueryBlock, Role, parts, pixels};
 use crate::bra::geometry::Geometry;
@@ -26,7 +26,7 @@ pub fn forward<T: Float>(g: Geometry, qkv: &[T], routes: &[u32], scale: T, out: 
         return;
     }
     let pixels = pixels(g);
-    let lists = [&*pixels, routes];
+    let lists = (Pixels::new(&pixels, g.regions.tokens()), routes);
     let heads = g.images * g.heads;
     let work = g.tokens() * g.keys() * g.head_dims().iter().sum::<usize>();
     let shares = (TASKS / heads).min(work / SHARE).clamp(1, g.regions.count());
@@ -55,7 +55,7 @@ unsafe fn forward_regions<T: Float, A: Registers>(
     let (results, largest, v_width) = (head.results(), head.largest_block(), row_width::<T, A>(values.dim));
 
     // For all regions: keys as columns and values as rows, filled in when a query first attends to them.
-    let sizes = [keys.dim, v_width].map(|width| head.all().quads() * QUAD * width);
+    let sizes = [keys.dim, v_width].map(|width| head.pixels.quads() * QUAD * width);
     let mut packed = Scratch::<T>::new(sizes.iter().sum());
     let [key_columns, value_rows] = parts(&mut packed, sizes);
 
@@ -87,9 +87,11 @@ unsafe fn forward_regions<T: Float, A: Registers>(
         // SAFETY: nobody else uses these regions' results and logarithms, guaranteed by the caller.
         unsafe { results.write::<T, A>(rows, pixels, out, false) };
         let first = (head.image * g.heads + head.index) * g.tokens();
-        for (place, pixel) in pixels.places() {
-            // SAFETY: as above.
-            unsafe { lse.at(first + pixel as usize).write(logs[place * QUAD]) };
+        for (place, region) in pixels.regions() {
+            for (log, &pixel) in logs[place * QUAD..].iter().step_by(QUAD).zip(region) {
+                // SAFETY: as above.
+                unsafe { lse.at(first + pixel as usize).write(*log) };
+            }
         }
     }
 }

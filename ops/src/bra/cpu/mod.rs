@@ -76,7 +76,7 @@ struct Head<'a, T> {
     /// (N, H, W, 2D + C)
     qkv: &'a [T],
     /// (P, tokens)
-    pixels: &'a [u32],
+    pixels: Pixels<'a>,
     /// The image's (P, k).
     routes: &'a [u32],
     scale: T,
@@ -84,7 +84,13 @@ struct Head<'a, T> {
 
 impl<'a, T: Copy> Head<'a, T> {
     /// The head `index`, counted through all images, of qkv (N, H, W, 2D + C) and routes (N, P, k).
-    fn new(geometry: Geometry, qkv: &'a [T], [pixels, routes]: [&'a [u32]; 2], scale: T, index: usize) -> Self {
+    fn new(
+        geometry: Geometry,
+        qkv: &'a [T],
+        (pixels, routes): (Pixels<'a>, &'a [u32]),
+        scale: T,
+        index: usize,
+    ) -> Self {
         let (image, index) = (index / geometry.heads, index % geometry.heads);
         let routed = geometry.regions.count() * geometry.topk;
         Self { geometry, image, index, qkv, pixels, routes: &routes[image * routed..][..routed], scale }
@@ -116,15 +122,10 @@ impl<'a, T: Copy> Head<'a, T> {
         Channels { first: self.image * g.tokens() * g.v_dim + self.index * dim, stride: g.v_dim, dim }
     }
 
-    /// All pixels.
-    fn all(&self) -> Pixels<'a> {
-        Pixels { list: self.pixels, region: self.geometry.regions.tokens() }
-    }
-
     /// The pixels of some regions.
     fn pixels_of(&self, regions: Range<usize>) -> Pixels<'a> {
-        let all = self.all();
-        Pixels { list: &all.list[regions.start * all.region..regions.end * all.region], ..all }
+        let tokens = self.geometry.regions.tokens();
+        self.pixels.part(regions.start * tokens..regions.end * tokens, tokens)
     }
 
     /// The share of some regions in `of_all`, which has `width` elements for each token of all regions.
@@ -151,7 +152,9 @@ impl<'a, T: Copy> Head<'a, T> {
         missing: &'t mut [bool],
     ) -> impl Iterator<Item = Range<usize>> + use<'a, 't, T> {
         let size = self.group();
-        self.routes_of(regions).iter().filter_map(move |&region| {
+        // Usually all are laid out after the first few blocks.
+        let routes = if missing.contains(&true) { self.routes_of(regions) } else { &[] };
+        routes.iter().filter_map(move |&region| {
             let region = region as usize;
             if !missing[region] {
                 return None;
@@ -180,14 +183,15 @@ impl<'a, T: Copy> Head<'a, T> {
 
     /// The queries of some regions in blocks: several regions, or parts of one.
     fn blocks(&self, regions: Range<usize>) -> impl Iterator<Item = QueryBlock<'a>> + use<'a, T> {
-        let (all, [several, quads]) = (self.all(), self.largest_block());
+        let (all, tokens, [several, quads]) = (self.pixels, self.geometry.regions.tokens(), self.largest_block());
         regions.clone().step_by(several).flat_map(move |first| {
             let last = (first + several).min(regions.end);
-            let pixels = &all.list[first * all.region..last * all.region];
+            let pixels = first * tokens..last * tokens;
             let size = if several > 1 { pixels.len() } else { quads * QUAD };
-            pixels.chunks(size.max(1)).map(move |list| {
-                let pixels = Pixels { list, region: list.len() / (last - first) };
-                QueryBlock { regions: first..last, pixels }
+            pixels.clone().step_by(size).map(move |start| {
+                let block = start..(start + size).min(pixels.end);
+                let region = block.len() / (last - first);
+                QueryBlock { regions: first..last, pixels: all.part(block, region) }
             })
         })
     }
@@ -202,8 +206,11 @@ impl<'a, T: Copy> Head<'a, T> {
     fn route(&self, regions: Range<usize>, quads: &mut Vec<u32>) {
         let (each, routes) = (self.quads(), self.routes_of(regions));
         quads.resize(routes.len() * each, 0);
-        for (quads, &region) in quads.chunks_exact_mut(each).zip(routes) {
-            quads.iter_mut().zip(region * each as u32..).for_each(|(place, quad)| *place = quad);
+        // Regions may have a single quad each, so the inner loop runs over regions.
+        for place in 0..each {
+            for (quads, &region) in quads.chunks_exact_mut(each).zip(routes) {
+                quads[place] = region * each as u32 + place as u32;
+            }
         }
     }
 }

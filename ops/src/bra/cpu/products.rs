@@ -69,12 +69,12 @@ impl ScoreLayout {
         let size = dim * QUAD;
         assert!(queries.len() >= self.quads() * size && to.len() >= self.len(), "operands of scores");
         assert!(keys.quads.len() == self.regions * self.keys, "quads of keys");
-        assert!(keys.all_inside(size), "quads of keys");
         let operands = ColumnOperands { dim, queries: queries.as_ptr(), keys: keys.data.as_ptr(), to: to.as_mut_ptr() };
         let registers = self.registers::<T, A>() / self.regions.max(1);
         A::run(
             #[inline(always)]
             || {
+                assert!(keys.all_inside(size), "quads of keys");
                 // For each region, tiles of the largest size as long as they fit, then of the next smaller sizes.
                 macro_rules! tiles {
                     ($($height:literal [$($width:literal)*])*) => {
@@ -202,6 +202,7 @@ pub(super) struct Quads<'a, D> {
 
 impl<T, D: std::ops::Deref<Target = [T]>> Quads<'_, D> {
     /// Whether all of these quads, of `size` elements each, lie within the data.
+    #[inline(always)]
     fn all_inside(&self, size: usize) -> bool {
         let largest = self.quads.iter().fold(0, |largest, &quad| largest.max(quad));
         self.quads.is_empty() || (largest as usize + 1) * size <= self.data.len()
@@ -213,7 +214,6 @@ impl<T: Float, const ROW: usize, const COLUMN: usize> Weights<'_, T, ROW, COLUMN
     /// weights·rows.
     pub fn times<A: Registers>(self, width: usize, rows: Quads<'_, &[T]>, to: Quads<'_, &mut [T]>, accumulate: bool) {
         let (lanes, size) = (A::Vector::<T>::LANES, width * QUAD);
-        assert!(rows.all_inside(size) && to.all_inside(size), "quads of tokens");
         let [regions, height, depth] = self.extents;
         let fits = [to.quads.len(), rows.quads.len()] == [regions * height, regions * depth];
         assert!(fits && self.data.len() >= regions * height * depth * SQUARE, "weights of tokens");
@@ -222,6 +222,7 @@ impl<T: Float, const ROW: usize, const COLUMN: usize> Weights<'_, T, ROW, COLUMN
         A::run(
             #[inline(always)]
             || {
+                assert!(rows.all_inside(size) && to.all_inside(size), "quads of tokens");
                 for region in 0..regions {
                     let operands = RowOperands {
                         weights: self.data[region * height * depth * SQUARE..].as_ptr(),

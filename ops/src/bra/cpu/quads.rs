@@ -8,6 +8,7 @@
 //! as columns:  a0 b0 c0 d0 | a1 b1 c1 d1 | a2 ..
 //! ```
 
+use std::ops::Range;
 use tensor::Float;
 use tensor::cpu::parallel::Interleaved;
 use tensor::cpu::registers::{Registers, Vector, fetch, load, store};
@@ -18,23 +19,33 @@ pub(super) const QUAD: usize = 4;
 /// The pixels of some regions, or of a part of one.
 #[derive(Clone, Copy)]
 pub(super) struct Pixels<'a> {
-    pub list: &'a [u32],
+    list: &'a [u32],
     /// How many of them each region has.
-    pub region: usize,
+    region: usize,
+    /// None of them is larger.
+    largest: u32,
 }
 
 impl<'a> Pixels<'a> {
+    /// The pixels of some regions, so many of each, one region's after the other's.
+    pub fn new(list: &'a [u32], region: usize) -> Self {
+        Self { list, region, largest: list.iter().fold(0, |largest, &pixel| largest.max(pixel)) }
+    }
+
+    /// Some of them, so many of each region.
+    pub fn part(self, pixels: Range<usize>, region: usize) -> Self {
+        Self { list: &self.list[pixels], region, ..self }
+    }
+
     /// The quads of all regions.
     pub fn quads(self) -> usize {
         self.list.len() / self.region * self.region.div_ceil(QUAD)
     }
 
-    /// Each pixel with its token's place in the quads.
+    /// Each region's pixels with the place of its first token in the quads.
     #[inline(always)]
-    pub fn places(self) -> impl Iterator<Item = (usize, u32)> + 'a {
-        let next = self.region.next_multiple_of(QUAD);
-        let regions = self.list.chunks_exact(self.region).zip((0..).step_by(next));
-        regions.flat_map(|(pixels, first)| (first..).zip(pixels.iter().copied()))
+    pub fn regions(self) -> impl Iterator<Item = (usize, &'a [u32])> {
+        (0..).step_by(self.region.next_multiple_of(QUAD)).zip(self.list.chunks_exact(self.region))
     }
 }
 
@@ -51,10 +62,9 @@ pub(super) struct Channels {
 impl Channels {
     /// Panics unless these channels of all pixels lie inside a map of `len` elements.
     fn assert_inside(self, pixels: Pixels<'_>, len: usize) {
-        let largest = pixels.list.iter().fold(0, |largest, &pixel| largest.max(pixel));
-        let start = (largest as usize).checked_mul(self.stride).and_then(|start| start.checked_add(self.first));
+        let start = (pixels.largest as usize).checked_mul(self.stride).and_then(|start| start.checked_add(self.first));
         let end = start.and_then(|start| start.checked_add(self.dim));
-        assert!(end.is_some_and(|end| end <= len), "pixel {largest} of a map of {len} elements");
+        assert!(end.is_some_and(|end| end <= len), "pixel {} of a map of {len} elements", pixels.largest);
     }
 
     /// Where those of one pixel begin.
@@ -82,15 +92,17 @@ impl Channels {
                     to.fill(T::zero());
                 }
                 let (map, to) = (map.as_ptr(), to.as_mut_ptr());
-                for (place, pixel) in pixels.places() {
-                    let row = to.wrapping_add(place * width);
-                    // SAFETY: both lie inside, as just checked; `A::run` makes sure of the instruction set.
-                    unsafe {
-                        if self.dim < width {
-                            let last = row.add(width - A::Vector::<T>::LANES);
-                            store(A::Vector::<T>::zero(), last);
+                for (first, region) in pixels.regions() {
+                    for (place, &pixel) in (first..).zip(region) {
+                        let row = to.wrapping_add(place * width);
+                        // SAFETY: both lie inside, as just checked; `A::run` makes sure of the instruction set.
+                        unsafe {
+                            if self.dim < width {
+                                let last = row.add(width - A::Vector::<T>::LANES);
+                                store(A::Vector::<T>::zero(), last);
+                            }
+                            put_row::<T, A::Vector<T>, false>(map.add(self.of(pixel)), row, self.dim);
                         }
-                        put_row::<T, A::Vector<T>, false>(map.add(self.of(pixel)), row, self.dim);
                     }
                 }
             },
@@ -172,12 +184,14 @@ impl Channels {
         let (rows, map) = (rows[..pixels.quads() * QUAD * width].as_ptr(), map.as_mut_ptr());
         macro_rules! put_rows {
             ($add:literal) => {
-                for (place, pixel) in pixels.places() {
-                    // SAFETY: both lie inside, as just checked, and nobody else uses them, guaranteed by the caller;
-                    // `A::run` makes sure of the instruction set.
-                    unsafe {
-                        let (row, to) = (rows.add(place * width), map.add(self.of(pixel)));
-                        put_row::<T, A::Vector<T>, $add>(row, to, self.dim);
+                for (first, region) in pixels.regions() {
+                    for (place, &pixel) in (first..).zip(region) {
+                        // SAFETY: both lie inside, as just checked, and nobody else uses them, guaranteed by the
+                        // caller; `A::run` makes sure of the instruction set.
+                        unsafe {
+                            let (row, to) = (rows.add(place * width), map.add(self.of(pixel)));
+                            put_row::<T, A::Vector<T>, $add>(row, to, self.dim);
+                        }
                     }
                 }
             };
