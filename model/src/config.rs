@@ -44,7 +44,10 @@ impl Features {
 
 /// One value for all stages, or one for each.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(untagged, expecting = "expected one number, or a list with a number for each stage")]
+#[serde(
+    untagged,
+    expecting = "expected one number, or a list with a number for each stage (of n_win whole ones, from 1)"
+)]
 pub enum PerStage<T> {
     /// The same everywhere.
     All(T),
@@ -61,10 +64,13 @@ impl<T: Copy> PerStage<T> {
         }
     }
 
-    fn fits(&self, stages: usize) -> bool {
+    fn ensure_fits(&self, field: &'static str, stages: usize) -> Result<()> {
         match self {
-            PerStage::All(_) => true,
-            PerStage::Each(values) => values.len() == stages,
+            PerStage::Each(values) if values.len() != stages => {
+                let message = format!("{} values, expected one, or one for each of {stages} stages", values.len());
+                Err(Error::Config { field, message })
+            }
+            _ => Ok(()),
         }
     }
 }
@@ -158,6 +164,7 @@ pub enum Attend {
 const MAX_STAGES: usize = 12;
 const MAX_BLOCKS: usize = 256;
 const MAX_CHANNELS: usize = 1 << 16;
+const MAX_MLP_RATIO: f64 = 64.0;
 const MAX_CLASSES: usize = 1 << 20;
 const MAX_PARAMETERS: f64 = 4e9;
 const MAX_LAYER_SCALE: f64 = 1e3;
@@ -235,12 +242,8 @@ impl ModelConfig {
                 return wrong(field, format!("{len} values for the {stages} stages of depth {:?}", self.depth));
             }
         }
-        if !self.n_win.fits(stages) {
-            return wrong("n_win", format!("one value, or one for each of {stages} stages"));
-        }
-        if !self.mlp_ratio.fits(stages) {
-            return wrong("mlp_ratio", format!("one value, or one for each of {stages} stages"));
-        }
+        self.n_win.ensure_fits("n_win", stages)?;
+        self.mlp_ratio.ensure_fits("mlp_ratio", stages)?;
         if !(1..=MAX_CLASSES).contains(&self.num_classes) {
             return wrong("num_classes", format!("{} classes, expected 1 to {MAX_CLASSES}", self.num_classes));
         }
@@ -265,7 +268,11 @@ impl ModelConfig {
             return wrong("layer_scale", format!("{} is not in 0..={MAX_LAYER_SCALE} (0 for none)", self.layer_scale));
         }
         if self.family == Family::Biformer && !self.embed_dim[0].is_multiple_of(2) {
-            return wrong("embed_dim", format!("the stem starts with half of {} channels", self.embed_dim[0]));
+            let dim = self.embed_dim[0];
+            return wrong(
+                "embed_dim",
+                format!("{dim} in stage 1, expected an even number: the stem starts with half of it"),
+            );
         }
         (0..stages).try_for_each(|stage| self.check_stage(stage))?;
         let parameters = self.rough_size();
@@ -297,8 +304,12 @@ impl ModelConfig {
         if !(1..=MAX_CHANNELS).contains(&dim) {
             return wrong("embed_dim", format!("{dim} channels in stage {}, expected 1 to {MAX_CHANNELS}", stage + 1));
         }
-        if !(ratio > 0.0 && ratio <= 64.0) || self.hidden(stage) == 0 {
-            return wrong("mlp_ratio", format!("{ratio} in stage {} leaves no sensible MLP", stage + 1));
+        if !(ratio > 0.0 && ratio <= MAX_MLP_RATIO) {
+            let expected = format!("expected more than 0, and at most {MAX_MLP_RATIO}");
+            return wrong("mlp_ratio", format!("{ratio} in stage {}, {expected}", stage + 1));
+        }
+        if self.hidden(stage) == 0 {
+            return wrong("mlp_ratio", format!("{ratio} of {dim} channels in stage {} leaves none", stage + 1));
         }
         match self.attend(stage) {
             Attend::Routed(k) => {

@@ -85,7 +85,8 @@ fn compute(arguments: &Arguments) -> Result<()> {
     let (mut model, config) = model(arguments, dtype)?;
     let given = TensorFile::read(&arguments.input)?;
     let input = images_of(&given, &arguments.input, dtype)?;
-    let labels = arguments.gradients.then(|| labels_of(&given, &arguments.input, &config)).transpose()?;
+    let labels =
+        arguments.gradients.then(|| labels_of(&given, &arguments.input, input.shape()[0], &config)).transpose()?;
     ensure_output("--output", &arguments.output, Kind::Tensors)?;
     ensure_room(arguments, &config, &input)?;
     model.place(&device, if precision == Precision::Bf16 { DType::Bf16 } else { dtype })?;
@@ -212,14 +213,17 @@ fn gradients<'t>(
     named.chain([Ok(("loss".into(), loss.value().clone()))]).collect()
 }
 
-/// The labels (N) that a file has for its images, each of which is a class of the model.
-fn labels_of(file: &TensorFile, path: &Path, config: &ModelConfig) -> Result<Tensor> {
+/// The labels (N) that a file has for its N images, each of which is a class of the model.
+fn labels_of(file: &TensorFile, path: &Path, images: usize, config: &ModelConfig) -> Result<Tensor> {
     let shown = path.display();
     let labels = file.tensors.get("labels");
     let labels =
         labels.with_context(|| format!("{shown}: --gradients needs a tensor named \"labels\", (N), beside input"))?;
     if labels.dtype() != DType::Index {
         bail!("{shown}: labels are {}, expected integers", labels.dtype());
+    }
+    if labels.shape()[..] != [images] {
+        bail!("{shown}: labels are {}, expected ({images}), one for each image", labels.shape());
     }
     let classes = config.num_classes;
     match labels.to_vec::<u32>()?.into_iter().find(|&label| label as usize >= classes) {
@@ -238,7 +242,7 @@ fn images_of(file: &TensorFile, path: &Path, dtype: DType) -> Result<Tensor> {
     })?;
     let [_, channels, _, _] = input.dims("forward", "input (N, 3, H, W)").with_context(|| format!("{shown}"))?;
     if channels != 3 || input.count() == 0 {
-        bail!("{shown}: input is {}, expected (N, 3, H, W)", input.shape());
+        bail!("{shown}: input is {}, expected (N, 3, H, W), of which none is 0", input.shape());
     }
     if input.dtype() == DType::Index {
         bail!("{shown}: input holds integers, expected normalised floats");

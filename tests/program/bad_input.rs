@@ -169,12 +169,12 @@ fn names_that_do_not_exist() {
 
 #[test]
 fn models_that_cannot_be() {
-    let cases: [(&[&str], &[&str]); 21] = [
+    let cases: [(&[&str], &[&str]); 23] = [
         (&["n_win=65"], &["n_win: 65 in stage 1, expected 1 to 64"]),
         (&["topks=17,8,-2"], &["topks: 17 in stage 1", "4x4 = 16 regions", "from 1 to that number"]),
         (&["topks=0,8,-2"], &["topks: 0 in stage 1"]),
         (&["topks=1,2"], &["topks: 2 values for the 3 stages"]),
-        (&["n_win=three"], &["--set n_win=three", "a list with a number for each stage"]),
+        (&["n_win=three"], &["--set n_win=three", "a list with a number for each stage (of n_win whole ones, from 1)"]),
         (&["n_win=3"], &["32x32 image does not fit", "stage 1", "n_win = 3", "a side of 24 or 48", "auto_pad = true"]),
         (&["auto_pad=maybe"], &["--set auto_pad=maybe", "true or false"]),
         (&["depth=2"], &["embed_dim: 3 values for the 1 stages"]),
@@ -185,8 +185,10 @@ fn models_that_cannot_be() {
         (&["lce_kernel=0"], &["lce_kernel"]),
         (&["stem_strides=0,4"], &["stem_strides"]),
         (&["stem_strides=5,4"], &["stem_strides"]),
-        (&["mlp_ratio=65"], &["mlp_ratio: 65"]),
-        (&["mlp_ratio=0.001"], &["mlp_ratio: 0.001"]),
+        (&["mlp_ratio=65"], &["mlp_ratio: 65 in stage 1, expected more than 0, and at most 64"]),
+        (&["mlp_ratio=0.001"], &["mlp_ratio: 0.001 of 48 channels in stage 1 leaves none"]),
+        (&["n_win=4,4"], &["n_win: 2 values, expected one, or one for each of 3 stages"]),
+        (&["embed_dim=47,96,192"], &["embed_dim: 47 in stage 1, expected an even number"]),
         (&["full_attention_heads=0"], &["full_attention_heads: 0 heads"]),
         (&["head_dim=7"], &["head_dim: 7 does not divide the 48 channels"]),
         (&["head_dim=[[24]]"], &["head_dim=[[24]]", "expected"]),

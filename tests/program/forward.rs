@@ -105,7 +105,7 @@ fn forward_gives_gradients() {
     forward(&given, &[]).refused(&["input.safetensors", "\"labels\", (N)"]);
     for (labels, said) in [
         (Tensor::from_slice(&[1u32, 10, 3], [3]).unwrap(), "label 10, where the model has 10 classes"),
-        (Tensor::from_slice(&[1u32, 2], [2]).unwrap(), "labels (3)"),
+        (Tensor::from_slice(&[1u32, 2], [2]).unwrap(), "labels are (2), expected (3), one for each image"),
         (Tensor::from_slice(&[1.0f32, 2.0, 3.0], [3]).unwrap(), "labels are f32, expected integers"),
     ] {
         given.tensors.insert("labels".into(), labels);
