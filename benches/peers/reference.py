@@ -16,12 +16,16 @@ class Impossible(Exception):
     """This model cannot run on this map."""
 
 
+class WrongRoutes(Exception):
+    """These are no routes: too many or too few, one twice, or to a region that there is not."""
+
+
 def of_stage(setting, stage):
     return setting[stage] if isinstance(setting, list) else setting
 
 
 def attention_of(config, stage):
-    """Routed attention; or full attention, without a local context, with that of its input, or of its values."""
+    """Routed attention; or full attention, without a local context, with one of its input or of its values."""
     topk = config["topks"][stage]
     if topk > 0:
         return "routed"
@@ -189,8 +193,6 @@ class Reference:
 
         # The published scale is that of all channels, not of a head's.
         scale, heads = channels**-0.5, channels // config["head_dim"]
-        if not config["soft_routing"]:
-            means = [mean.detach() for mean in means]
         affinity = scale * means[0] @ means[1].transpose(1, 2)
         routes = self.choose(name, affinity, config["topks"][stage])
         weights = affinity.gather(-1, routes).softmax(-1)
@@ -211,17 +213,21 @@ class Reference:
         return self.linear(f"{name}.wo", out + context)[:, :height, :width]
 
     def choose(self, name, affinity, count):
-        """The regions with the highest affinities, of equal ones the first."""
+        """The regions with the highest affinities, of equal ones the first; or the routes that were given, checked."""
         affinity = affinity.detach()
         highest, routes = affinity.sort(dim=-1, descending=True, stable=True)
         if self.routes is None:
             return routes[..., :count]
-        given = self.routes[name].long()
-        assert given.shape == routes[..., :count].shape, f"{name}: routes of shape {tuple(given.shape)}"
-        repeated = (given.sort(dim=-1).values.diff(dim=-1) == 0).any()
-        assert not repeated, f"{name}: a region is routed to another one twice"
+        given = self.routes.get(name)
+        if given is None or given.shape != routes[..., :count].shape:
+            raise WrongRoutes(f"{name}: routes {given if given is None else tuple(given.shape)}")
+        given = given.long()
+        ordered = given.sort(dim=-1).values
+        if given.max() >= affinity.shape[-1] or (ordered.diff(dim=-1) == 0).any():
+            raise WrongRoutes(f"{name}: routes {given.tolist()}")
         short = (affinity.gather(-1, given) - highest[..., :count]).abs().max() / affinity.abs().max().clamp(min=1e-30)
-        self.route_error = max(self.route_error, float(short))
+        if not short <= self.route_error:  # NaN is no number that is smaller
+            self.route_error = float(short)
         return given
 
     def convolution(self, name, x, stride=1, padding=0, groups=1):
@@ -280,5 +286,5 @@ def regions(x, region, grid):
 
 def mean_of_regions(x, region, grid):
     """The mean of each region's tokens, without what lies beyond the map: (N, P, C)."""
-    ones = regions(torch.ones_like(x[:1, :, :, :1]), region, grid).sum(2)
-    return regions(x, region, grid).sum(2) / ones
+    there = regions(torch.ones_like(x[:1, :, :, :1]), region, grid).sum(2)
+    return regions(x, region, grid).sum(2) / there

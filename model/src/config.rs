@@ -46,7 +46,7 @@ impl Features {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(
     untagged,
-    expecting = "expected one number, or a list with a number for each stage (of n_win whole ones, from 1)"
+    expecting = "expected one number, or a list with one for each stage (for n_win whole numbers from 1)"
 )]
 pub enum PerStage<T> {
     /// The same everywhere.

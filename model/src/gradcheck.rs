@@ -45,13 +45,14 @@ impl PartCheck {
 /// How many images of this height and width [`check_gradients`] takes: two, or where little is left of them, more.
 pub fn images_to_check(config: &ModelConfig, [height, width]: [usize; 2]) -> usize {
     let last = config.stages().saturating_sub(1);
-    MIN_VALUES.div_ceil((config.map_side(height, last) * config.map_side(width, last)).max(1)).max(2)
+    let pixels = config.map_side(height, last).saturating_mul(config.map_side(width, last));
+    MIN_VALUES.div_ceil(pixels.max(1)).max(2)
 }
 
 /// Checks the gradients of the loss of a training step, on [some](images_to_check) random images of this height and
 /// width, with respect to every parameter of a model in f64: up to `most` elements of each, chosen by `seed`, as the
-/// weights and the images are, by four-point central differences. `seen` gets each part as soon as it is checked; for each element the model runs
-/// four times. Errors: those of the configuration and of the image's size; [`Error::Headless`](crate::Error::Headless).
+/// weights and the images are, by four-point central differences. `seen` gets each part as soon as it is checked; for
+/// each element the model runs four times. Errors: those of the configuration and of the image's size; [`Error::Headless`](crate::Error::Headless).
 pub fn check_gradients(
     config: &ModelConfig,
     [height, width]: [usize; 2],

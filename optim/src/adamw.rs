@@ -125,12 +125,12 @@ impl AdamW {
     /// larger; infinity is no limit. Returns the norm that they had. The step of the gradients then
     /// [ends](Gradients::end_step).
     ///
-    /// Errors, each before anything else has changed: [`Error::NonFinite`] for gradients that would destroy the
-    /// weights, whose step ends as well; [`Error::Setting`] when `lr` is negative or not finite in the parameters' type,
-    /// or `max_norm` is not positive; [`Error::Layout`] for another model's parameters or gradients;
+    /// Errors, each before the weights or the moments have changed: [`Error::NonFinite`] for gradients that would
+    /// destroy the weights (their step ends, too); [`Error::Setting`] when `lr` is negative or not finite in the
+    /// parameters' type, or `max_norm` is not positive; [`Error::Layout`] for another model's parameters or gradients;
     /// [`autograd::Error::Unreached`] when some parameter got no gradient in this step (its old one would be used again),
     /// [`autograd::Error::NoBackward`] when none did; [`tensor::Error::Shared`] while a tape or a view of the parameters
-    /// lives.
+    /// lives. On a GPU the norm, too, has to be finite in the parameters' type.
     pub fn step_clipped(
         &mut self,
         parameters: &mut Parameters,
@@ -138,20 +138,19 @@ impl AdamW {
         lr: f64,
         max_norm: f64,
     ) -> Result<f64> {
+        let mut constants = self.constants(lr, max_norm)?;
+        let flat = self.ensure_own(parameters, gradients)?;
         if self.controls.is_some() {
             self.prepare(parameters, lr, max_norm, None)?;
             self.clip_and_step(parameters, gradients, None)?;
             return self.finish(None);
         }
-        let mut constants = self.constants(lr, max_norm)?;
-        self.ensure_own(parameters, gradients)?;
         let norm = gradient_norm(gradients)?;
         if !norm.is_finite() {
             gradients.end_step();
             return Err(Error::NonFinite { norm });
         }
         constants.scale = clip_factor(norm, max_norm);
-        let flat = gradients.flat().ok_or(Error::NoParameters)?;
         match_float!(self.layout.dtype(), "adamw", T => {
             let p = parameters.flat_mut::<T>()?;
             let g = flat.as_slice::<T>("adamw")?;
@@ -164,7 +163,8 @@ impl AdamW {
         Ok(norm)
     }
 
-    /// The constants of the next step, along the gradients as they are. Errors: [`Error::Setting`].
+    /// The constants of the next step, along the gradients as they are; `max_norm` is only checked. Errors:
+    /// [`Error::Setting`].
     fn constants(&self, lr: f64, max_norm: f64) -> Result<StepConstants<f64>> {
         ensure("max_norm", max_norm, "positive", max_norm > 0.0)?;
         let fits = match self.layout.dtype() {
@@ -207,8 +207,9 @@ impl AdamW {
     /// The second: computes the norm of the gradients, clips them, makes a step and, in the same sweep, updates the
     /// moving average; all without waiting, so that it can be [recorded](tensor::cuda::Gpu::record) and replayed. If
     /// the norm of the gradients is not finite, no step is made. In either case it [ends](Gradients::end_step) the step of
-    /// the gradients. Errors: as those of [`AdamW::step_clipped`], but for [`Error::NonFinite`], and of
-    /// [`Ema::update`]; [`tensor::Error::Argument`] without [`AdamW::prepare`].
+    /// the gradients. Errors: [`Error::Layout`], [`autograd::Error::Unreached`], [`autograd::Error::NoBackward`] and
+    /// [`tensor::Error::Shared`] as of [`AdamW::step_clipped`]; those of [`Ema::update`]; [`tensor::Error::Argument`]
+    /// without [`AdamW::prepare`].
     pub fn clip_and_step(
         &mut self,
         parameters: &mut Parameters,

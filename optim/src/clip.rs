@@ -19,7 +19,7 @@ use tensor::{Device, Float, match_float, simd};
 ///
 /// A gradient that is not finite makes the norm NaN or infinite. Errors:
 /// [`Error::NoParameters`]; [`autograd::Error::Unreached`] when some parameter got no gradient in this step (its old one
-/// would count), [`autograd::Error::NoBackward`] when none did, or when an optimiser has made its step.
+/// would count), [`autograd::Error::NoBackward`] when none did, or when an optimiser has ended the step.
 pub fn gradient_norm(gradients: &Gradients) -> Result<f64> {
     gradients.require_all()?;
     let flat = gradients.flat().ok_or(Error::NoParameters)?;

@@ -4,7 +4,8 @@ use autograd::Layout;
 use std::sync::Arc;
 use tensor::{DType, Tensor};
 
-/// A failure of an optimiser step or of its configuration. A step that fails has changed nothing.
+/// A failure of an optimiser step or of its configuration. A step that fails has changed neither the weights
+/// nor the moments.
 #[derive(Debug, thiserror::Error, Clone, PartialEq)]
 pub enum Error {
     /// A setting outside its range.
@@ -38,7 +39,7 @@ pub enum Error {
     /// Gradients that were made without parameters.
     #[error("these gradients have no room for parameters: make them with Gradients::new")]
     NoParameters,
-    /// Gradients that hold a NaN or an infinity.
+    /// Gradients that hold a NaN or an infinity. Their step has [ended](autograd::Gradients::end_step).
     #[error("the norm of the gradients is {norm}: a step along them would destroy the weights")]
     NonFinite {
         /// Their norm.

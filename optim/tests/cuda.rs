@@ -111,6 +111,11 @@ fn an_average_that_is_taken_along_has_the_bits_of_one_that_follows() {
     assert_eq!(run(true), run(false));
 }
 
+/// Asserts that a step was refused because nobody had prepared it.
+fn assert_refused(error: Error) {
+    assert!(error.to_string().contains("prepared"), "{error}");
+}
+
 #[test]
 fn a_gradient_that_is_not_finite_changes_nothing() {
     let Some(gpu) = Gpu::for_tests(3) else { return };
@@ -132,6 +137,14 @@ fn a_gradient_that_is_not_finite_changes_nothing() {
         assert!(norm.is_ok());
         let (norm, after) = step(&|i| if i == 1 { value } else { 1.0 });
         assert!(matches!(norm, Err(Error::NonFinite { .. })) && after == before, "{dtype} {value}");
+        // In one call as well.
+        give(&parameters, &mut gradients, |i| if i == 1 { value } else { 1.0 });
+        let refused = adamw.step_clipped(&mut parameters, &mut gradients, 0.05, 1.0);
+        assert!(matches!(refused, Err(Error::NonFinite { .. })), "{dtype} {value}: {refused:?}");
+        let twice = adamw.step_clipped(&mut parameters, &mut gradients, 0.05, 1.0);
+        assert_eq!(twice, Err(autograd::Error::NoBackward.into()), "their step has ended");
+        assert_refused(adamw.clip_and_step(&mut parameters, &mut gradients, None).unwrap_err());
+        assert_eq!(adamw.steps(), 1);
     }
 }
 
@@ -145,7 +158,6 @@ fn a_step_that_was_not_prepared_is_refused() {
     let start = parameters.flat().to_vec::<f32>().unwrap();
     let mut adamw = AdamW::new(&parameters, AdamWConfig::default()).unwrap();
     let mut ema = Ema::new(&parameters, EmaConfig { decay: 0.9, warmup: false }).unwrap();
-    let assert_refused = |error: Error| assert!(error.to_string().contains("prepared"), "{error}");
     assert_refused(adamw.clip_and_step(&mut parameters, &mut gradients, None).unwrap_err());
     assert_refused(adamw.finish(None).unwrap_err());
     for length in [0.0, f64::NAN] {

@@ -242,7 +242,7 @@ fn images_of(file: &TensorFile, path: &Path, dtype: DType) -> Result<Tensor> {
     })?;
     let [_, channels, _, _] = input.dims("forward", "input (N, 3, H, W)").with_context(|| format!("{shown}"))?;
     if channels != 3 || input.count() == 0 {
-        bail!("{shown}: input is {}, expected (N, 3, H, W), of which none is 0", input.shape());
+        bail!("{shown}: input is {}, expected (N, 3, H, W), none of them 0", input.shape());
     }
     if input.dtype() == DType::Index {
         bail!("{shown}: input holds integers, expected normalised floats");

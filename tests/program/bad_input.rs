@@ -174,7 +174,7 @@ fn models_that_cannot_be() {
         (&["topks=17,8,-2"], &["topks: 17 in stage 1", "4x4 = 16 regions", "from 1 to that number"]),
         (&["topks=0,8,-2"], &["topks: 0 in stage 1"]),
         (&["topks=1,2"], &["topks: 2 values for the 3 stages"]),
-        (&["n_win=three"], &["--set n_win=three", "a list with a number for each stage (of n_win whole ones, from 1)"]),
+        (&["n_win=three"], &["--set n_win=three", "a list with one for each stage (for n_win whole numbers from 1)"]),
         (&["n_win=3"], &["32x32 image does not fit", "stage 1", "n_win = 3", "a side of 24 or 48", "auto_pad = true"]),
         (&["auto_pad=maybe"], &["--set auto_pad=maybe", "true or false"]),
         (&["depth=2"], &["embed_dim: 3 values for the 1 stages"]),

@@ -78,6 +78,8 @@ fn agrees_with_the_plain_formulas() {
     let cases = [(f64::INFINITY, DType::F64, 1e-12), (123.3, DType::F64, 1e-12), (1.0, DType::F64, 1e-12)];
     for (max_norm, dtype, tolerance) in cases.into_iter().chain([(f64::INFINITY, DType::F32, 2e-5)]) {
         let factors = gradients.iter().map(|step| (max_norm / norm_of(step)).min(1.0)).collect::<Vec<_>>();
+        let clipped = factors.iter().filter(|&&factor| factor < 1.0).count() as u64;
+        assert!(if max_norm == 123.3 { (1..STEPS).contains(&clipped) } else { [0, STEPS].contains(&clipped) });
         let mut parameters = parameters(dtype, &SHAPES);
         let before = values(&parameters);
         let mut adamw = AdamW::with_rates(&parameters, config, rate_of).unwrap();

@@ -26,8 +26,7 @@ pub fn check_all(model: &str, config: &ModelConfig, image: [usize; 2]) -> Result
     let images = images_to_check(config, image);
     // As many bytes as twice the images take in f32.
     let step = RunConfig { architecture: config.clone(), batch_size: 2 * images, ..RunConfig::for_model(model)? };
-    let step = RunConfig { micro_batches: 1, ..step };
-    let step = RunConfig { recompute: Recompute::None, ..step };
+    let step = RunConfig { micro_batches: 1, recompute: Recompute::None, ..step };
     ensure_room_to_train(&step, image, image_bytes(&step, image), "a smaller --image-size")?;
     say!(
         "The gradients of a training step's loss with respect to every parameter, in f64 on {images} random images, against \

@@ -22,17 +22,17 @@ pub(super) struct Pixels<'a> {
     list: &'a [u32],
     /// How many of them each region has.
     region: usize,
-    /// None of them is larger.
+    /// None of them is larger: that of the list which these are a part of.
     largest: u32,
 }
 
 impl<'a> Pixels<'a> {
-    /// The pixels of some regions, so many of each, one region's after the other's.
+    /// The pixels of some regions, `region` of each, one region's after the other's.
     pub fn new(list: &'a [u32], region: usize) -> Self {
         Self { list, region, largest: list.iter().fold(0, |largest, &pixel| largest.max(pixel)) }
     }
 
-    /// Some of them, so many of each region.
+    /// Some of them, `region` of each region.
     pub fn part(self, pixels: Range<usize>, region: usize) -> Self {
         Self { list: &self.list[pixels], region, ..self }
     }
