@@ -143,6 +143,7 @@ fn a_gradient_that_is_not_finite_changes_nothing() {
         assert!(matches!(refused, Err(Error::NonFinite { .. })), "{dtype} {value}: {refused:?}");
         let twice = adamw.step_clipped(&mut parameters, &mut gradients, 0.05, 1.0);
         assert_eq!(twice, Err(autograd::Error::NoBackward.into()), "their step has ended");
+        give(&parameters, &mut gradients, |_| 1.0);
         assert_refused(adamw.clip_and_step(&mut parameters, &mut gradients, None).unwrap_err());
         assert_eq!(adamw.steps(), 1);
     }
