@@ -52,7 +52,8 @@ pub fn images_to_check(config: &ModelConfig, [height, width]: [usize; 2]) -> usi
 /// Checks the gradients of the loss of a training step, on [some](images_to_check) random images of this height and
 /// width, with respect to every parameter of a model in f64: up to `most` elements of each, chosen by `seed`, as the
 /// weights and the images are, by four-point central differences. `seen` gets each part as soon as it is checked; for
-/// each element the model runs four times. Errors: those of the configuration and of the image's size; [`Error::Headless`](crate::Error::Headless).
+/// each element the model runs four times. Errors: those of the configuration and of the image's size;
+/// [`Error::Headless`](crate::Error::Headless).
 pub fn check_gradients(
     config: &ModelConfig,
     [height, width]: [usize; 2],

@@ -29,10 +29,10 @@ pub fn check_all(model: &str, config: &ModelConfig, image: [usize; 2]) -> Result
     let step = RunConfig { micro_batches: 1, recompute: Recompute::None, ..step };
     ensure_room_to_train(&step, image, image_bytes(&step, image), "a smaller --image-size")?;
     say!(
-        "The gradients of a training step's loss with respect to every parameter, in f64 on {images} random images, against \
-         central\ndifferences at up to {SAMPLED} elements of each; relative to the model's largest gradient (limit \
-         {GRADIENT_TOLERANCE:.0e}). Where a step along an\nelement changes which regions are routed to, the loss has no \
-         slope: such elements are not compared.\n"
+        "The gradients of a training step's loss with respect to every parameter, in f64 on {images} random images, \
+         against central\ndifferences at up to {SAMPLED} elements of each; relative to the model's largest gradient \
+         (limit {GRADIENT_TOLERANCE:.0e}). Where a step along an\nelement changes which regions are routed to, the loss \
+         has no slope: such elements are not compared.\n"
     );
     say!("part                parameters  checked  rerouted  differences");
     let parts = check_gradients(config, image, SAMPLED, SEED, |part| {
