@@ -6,6 +6,7 @@ use crate::error::Result;
 use crate::pass::Mode;
 use autograd::Tape;
 use serde::Serialize;
+use std::iter::Sum;
 use tensor::{DType, Tensor};
 
 /// Multiply-adds of one image, by kind of work. Normalisations, softmax and GELU are not counted.
@@ -32,6 +33,26 @@ impl Macs {
         let [linear, conv, attention, routing] = [linear, conv, attention, routing].map(|macs| macs * count as u64);
         Self { linear, conv, attention, routing }
     }
+}
+
+impl Sum for Macs {
+    fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
+        all.fold(Self::default(), |sum, macs| Self {
+            linear: sum.linear + macs.linear,
+            conv: sum.conv + macs.conv,
+            attention: sum.attention + macs.attention,
+            routing: sum.routing + macs.routing,
+        })
+    }
+}
+
+/// The multiply-adds of one image of a size, with nothing built or run. Errors:
+/// [`Error::ImageSize`](crate::Error::ImageSize).
+pub fn macs(config: &ModelConfig, height: usize, width: usize) -> Result<Macs> {
+    config.check_image(height, width)?;
+    let stages = (0..config.stages())
+        .flat_map(|stage| [merging_macs(config, stage, [height, width]), blocks_macs(config, stage, [height, width])]);
+    Ok(stages.chain([head_macs(config)]).sum())
 }
 
 /// One part of a model: a merging, a stage, or the head.
@@ -71,7 +92,6 @@ pub fn parts(model: &BiFormer, height: usize, width: usize) -> Result<Vec<Part>>
             parameters: count(&[format!("downsample_layers.{stage}.")]),
             macs: merging_macs(config, stage, [height, width]),
         });
-        let macs = block_macs(config, stage, map).times(config.depth[stage]);
         let attends = match config.attend(stage) {
             Attend::Routed(k) => {
                 let [rows, columns] = config.regions(map, stage).map_or([config.n_win.at(stage); 2], |cut| cut.grid());
@@ -85,21 +105,21 @@ pub fn parts(model: &BiFormer, height: usize, width: usize) -> Result<Vec<Part>>
             layers: format!("stage {}: {} blocks, {attends}", stage + 1, config.depth[stage]),
             map: shape,
             parameters: count(&[format!("stages.{stage}.")]),
-            macs,
+            macs: blocks_macs(config, stage, [height, width]),
         });
     }
     let last = config.embed_dim[config.stages() - 1];
-    let (layers, out, linear) = match config.features {
-        Features::Logits => ("norm, mean, linear", config.num_classes, last * config.num_classes),
-        Features::Pooled => ("norm, mean", last, 0),
-        Features::Dense => ("a norm per stage", last, 0),
+    let (layers, out) = match config.features {
+        Features::Logits => ("norm, mean, linear", config.num_classes),
+        Features::Pooled => ("norm, mean", last),
+        Features::Dense => ("a norm per stage", last),
     };
     parts.push(Part {
         name: "head".into(),
         layers: layers.into(),
         map: [1, 1, out],
         parameters: count(&["norm.".into(), "head.".into(), "extra_norms.".into()]),
-        macs: Macs { linear: linear as u64, ..Macs::default() },
+        macs: head_macs(config),
     });
     Ok(parts)
 }
@@ -121,7 +141,9 @@ fn merging_macs(config: &ModelConfig, stage: usize, image: [usize; 2]) -> Macs {
     Macs { conv, ..Macs::default() }
 }
 
-fn block_macs(config: &ModelConfig, stage: usize, map: [usize; 2]) -> Macs {
+/// Of all blocks of a stage.
+fn blocks_macs(config: &ModelConfig, stage: usize, image: [usize; 2]) -> Macs {
+    let map = image.map(|side| config.map_side(side, stage));
     let (c, hidden) = (config.embed_dim[stage] as u64, config.hidden(stage) as u64);
     let tokens = (map[0] * map[1]) as u64;
     let square = |kernel: usize| (kernel * kernel) as u64;
@@ -147,7 +169,15 @@ fn block_macs(config: &ModelConfig, stage: usize, map: [usize; 2]) -> Macs {
             }
         }
     }
-    macs
+    macs.times(config.depth[stage])
+}
+
+fn head_macs(config: &ModelConfig) -> Macs {
+    let linear = match config.features {
+        Features::Logits => config.embed_dim[config.stages() - 1] * config.num_classes,
+        Features::Pooled | Features::Dense => 0,
+    };
+    Macs { linear: linear as u64, ..Macs::default() }
 }
 
 /// A lower bound on the bytes that soft routing needs for an image: the gathered keys and values of all routed regions,

@@ -1,6 +1,6 @@
 //! What the models weigh and cost, against the published figures.
 
-use model::cost::parts;
+use model::cost::{Macs, macs, parts};
 use model::{BiFormer, PRESETS, preset};
 use tensor::DType;
 
@@ -8,8 +8,7 @@ use tensor::DType;
 #[test]
 fn multiply_adds_are_the_published_ones() {
     for (name, published) in [("tiny", 2.2), ("small", 4.5), ("base", 9.8)] {
-        let model = BiFormer::blank(&preset(name).unwrap().config(), DType::F32).unwrap();
-        let all: u64 = parts(&model, 224, 224).unwrap().iter().map(|part| part.macs.total()).sum();
+        let all = macs(&preset(name).unwrap().config(), 224, 224).unwrap().total();
         assert!((all as f64 / 1e9 - published).abs() <= 0.05, "{name}: {all}");
     }
 }
@@ -18,8 +17,19 @@ fn multiply_adds_are_the_published_ones() {
 #[test]
 fn multiply_adds_of_small_images() {
     for (name, all) in [("nano", 55_709_568), ("micro", 19_350_016)] {
-        let model = BiFormer::blank(&preset(name).unwrap().config(), DType::F32).unwrap();
-        assert_eq!(parts(&model, 32, 32).unwrap().iter().map(|part| part.macs.total()).sum::<u64>(), all, "{name}");
+        assert_eq!(macs(&preset(name).unwrap().config(), 32, 32).unwrap().total(), all, "{name}");
+    }
+}
+
+#[test]
+fn parts_cost_what_the_model_costs() {
+    for preset in PRESETS {
+        let model = BiFormer::blank(&preset.config(), DType::F32).unwrap();
+        let parts = parts(&model, 224, 224).unwrap();
+        let of_parts: Macs = parts.iter().map(|part| part.macs).sum();
+        assert_eq!(of_parts, macs(model.config(), 224, 224).unwrap(), "{}", preset.name);
+        let parameters: usize = parts.iter().map(|part| part.parameters).sum();
+        assert_eq!(parameters, model.parameters.layout().count(), "{}", preset.name);
     }
 }
 

@@ -151,7 +151,7 @@ fn show(arguments: &Arguments) -> Result<()> {
             "model": run.model,
             "image_size": size.0,
             "parameters": parameters(&parts),
-            "macs": macs(&parts),
+            "macs": macs(&parts).total(),
             "activation_bytes_per_image": activations,
             "batch_size": batch,
             "training_bytes": training,
@@ -195,16 +195,13 @@ fn print_parts(model: &str, size: ImageSize, parts: &[Part]) -> Result<()> {
             part.macs.total() as f64 / 1e6
         );
     }
-    let (parameters, total) = (parameters(parts), macs(parts) as f64 / 1e6);
-    say!("{:<20} {:<58} {:>13} {parameters:>11} {total:>10.2}\n", "in all", "", "");
-    let sum = |kind: fn(&Macs) -> u64| parts.iter().map(|part| kind(&part.macs)).sum::<u64>() as f64 / 1e6;
+    let macs = macs(parts);
+    let [total, linear, conv, attention, routing] =
+        [macs.total(), macs.linear, macs.conv, macs.attention, macs.routing].map(|macs| macs as f64 / 1e6);
+    say!("{:<20} {:<58} {:>13} {:>11} {total:>10.2}\n", "in all", "", "", parameters(parts));
     say!(
-        "Multiply-adds (MACs) per image, in millions: linear {:.2}, convolutions {:.2}, attention {:.2}, routing {:.2}. \
-         Normalisations, which fvcore counts, are not among them.",
-        sum(|m| m.linear),
-        sum(|m| m.conv),
-        sum(|m| m.attention),
-        sum(|m| m.routing)
+        "Multiply-adds (MACs) per image, in millions: linear {linear:.2}, convolutions {conv:.2}, attention {attention:.2}, \
+         routing {routing:.2}. Normalisations, which fvcore counts, are not among them."
     );
     Ok(())
 }
@@ -213,6 +210,6 @@ fn parameters(parts: &[Part]) -> usize {
     parts.iter().map(|part| part.parameters).sum()
 }
 
-fn macs(parts: &[Part]) -> u64 {
-    parts.iter().map(|part| part.macs.total()).sum()
+fn macs(parts: &[Part]) -> Macs {
+    parts.iter().map(|part| part.macs).sum()
 }

@@ -7,13 +7,13 @@ use crate::trainer::learner::Learner;
 use anyhow::Result;
 use autograd::Tape;
 use data::Batch;
-use model::cost::{activation_bytes, parts};
+use model::cost::{activation_bytes, macs};
 use model::{BiFormer, Family, Mode, ModelConfig, Pass};
 use tensor::{DType, Device, Tensor, pool_stats, settle_pool, trim_pool};
 
 /// The compute budget of a forecast: about how many pixels and how many multiply-adds of forward passes it may process.
 /// (Models for which that is less than a few images take longer: on two cores of a Xeon `biformer info` takes three
-/// seconds for `tiny`, and sixteen for `base`, the largest of the published models.)
+/// seconds for `tiny`, and some fourteen for `base`, the largest of the published models.)
 struct Effort {
     pixels: usize,
     macs: u64,
@@ -115,9 +115,8 @@ impl Sample {
     /// A sample of images of the real size or, if the budget does not allow at least `least` of those, of smaller ones.
     fn of(config: &RunConfig, mut size: Size, effort: Effort, least: usize) -> Result<Self> {
         let most = |model: &ModelConfig, [height, width]: Size| -> Result<usize> {
-            let parts = parts(&BiFormer::blank(model, DType::F32)?, height, width)?;
-            let macs = parts.iter().map(|part| part.macs.total()).sum::<u64>().max(1);
-            Ok((effort.pixels / (height * width).max(1)).min((effort.macs / macs) as usize))
+            let macs = macs(model, height, width)?.total();
+            Ok((effort.pixels / (height * width).max(1)).min((effort.macs / macs.max(1)) as usize))
         };
         let (mut model, mut each) = (config.architecture.clone(), 1);
         let mut count = most(&model, size)?;
