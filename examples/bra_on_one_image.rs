@@ -7,7 +7,7 @@
 //! `cargo run --release --example bra_on_one_image`, or with the number of another test image at the end:
 //! `cargo run --release --example bra_on_one_image -- 7`.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use biformer::autograd::Tape;
 use biformer::data::{self, Split, Transform};
 use biformer::ops::{self, Bra, RouteKind};
@@ -32,18 +32,18 @@ pub fn main() -> Result<()> {
     let qkv = Tensor::from_slice(&qkv, [1, SIDE, SIDE, 9])?;
     let attributes = Bra { heads: 1, qk_dim: 3, topk: K, grid: [GRID, GRID], scale: 3f64.powf(-0.5), valid: None };
 
-    // The routes (1, P, k), and the scores that chose them.
+    // The routes (1, P, k), and the affinities that decided them.
     let routing = ops::route(&qkv, &attributes)?;
     let routes = routing.routes.to_vec::<u32>()?;
-    let scores = routing.logits.to_vec::<f32>()?;
+    let affinities = routing.affinities.to_vec::<f32>()?;
     let chosen = &routes[QUERY * K..][..K];
     println!("Test image {number}: {}. Region Q attends to the regions 1 (best) to {K}.\n", {
         &images.classes()[sample.label as usize]
     });
     draw(&sample.image, chosen);
-    for (rank, (&region, score)) in chosen.iter().zip(&scores[QUERY * K..]).enumerate() {
+    for (rank, (&region, affinity)) in chosen.iter().zip(&affinities[QUERY * K..]).enumerate() {
         let (row, column) = (region as usize / GRID, region as usize % GRID);
-        println!("  {}: region {region:>2} (row {row}, column {column}), score {score:>6.2}", rank + 1);
+        println!("  {}: region {region:>2} (row {row}, column {column}), affinity {affinity:>6.2}", rank + 1);
     }
 
     // The attention along these routes. The fused form lays keys and values out once per head; the composed one
@@ -56,7 +56,9 @@ pub fn main() -> Result<()> {
     println!("\nEach query attended to {} of {} tokens.", K * SIDE * SIDE / (GRID * GRID), SIDE * SIDE);
     println!("Fused and composed attention differ by at most {apart:.1e}.");
     ensure!(apart < 1e-5, "fused and composed attention disagree");
-    fused.iter().all(|x| x.is_finite()).then_some(()).context("attention gave a value that is not finite")
+    // The maximum above passes over NaN.
+    ensure!(fused.iter().all(|x| x.is_finite()), "attention gave a value that is not finite");
+    Ok(())
 }
 
 /// The image in shades of grey, and beside it the grid of regions.

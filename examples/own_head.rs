@@ -1,6 +1,6 @@
-//! A custom head on a BiFormer: first trained alone, on a frozen trunk, and then together with the trunk.
+//! A custom head on a BiFormer: first trained alone, on a frozen backbone, and then together with the backbone.
 //!
-//! In practice the trunk would start from pretrained weights: `model.load(&TensorFile::read(path)?, "weights")` of those that
+//! In practice the backbone would start from pretrained weights: `model.load(&TensorFile::read(path)?, "weights")` of those that
 //! `biformer export` wrote, or of a run `Stored::read(folder)?.into_weights()?`.
 //!
 //! `cargo run --release --example own_head`
@@ -21,11 +21,11 @@ struct Head {
     layers: [Linear; 2],
 }
 
-/// Trains for some seconds, and shows that the loss falls with the head alone, and further with the trunk.
+/// Trains for some seconds, and shows that the loss falls with the head alone, and further with the backbone.
 pub fn main() -> Result<()> {
     let fields = ["features=pooled", "depth=1,1,1", "embed_dim=24,48,96"];
     let config = preset("nano")?.config().with_overrides(fields)?;
-    // The head's parameters are stored after the trunk's: one tape, one optimiser and one file cover both.
+    // The head's parameters are stored after the backbone's: one tape, one optimiser and one file cover both.
     let (mut model, head) = BiFormer::with(&config, SEED, DType::F32, |builder| Head {
         norm: LayerNorm::new(builder, "own.norm", 96),
         layers: [Linear::new(builder, "own.0", 96, 64, true), Linear::new(builder, "own.1", 64, 10, true)],
@@ -61,8 +61,8 @@ pub fn main() -> Result<()> {
             let trace = pass.into_trace();
             drop((pooled, hidden, loss));
             drop(tape);
-            model.update_statistics(&trace)?;
             adamw.step(&mut model.parameters, &mut gradients, lr)?;
+            model.update_statistics(&trace)?;
         }
         means.push(losses[30..].iter().sum::<f32>() / 10.0);
         println!("training {name}: loss {:.3} at first, {:.3} at last", losses[0], means[means.len() - 1]);

@@ -60,8 +60,8 @@ pub fn main() -> Result<()> {
         let trace = output.trace; // the batch's statistics, for BatchNorm in evaluation
         drop((output.values, loss)); // once nothing looks at the parameters they can be written
         drop(tape);
-        model.update_statistics(&trace)?;
         adamw.step_clipped(&mut model.parameters, &mut gradients, schedule.lr(step), 5.0)?;
+        model.update_statistics(&trace)?;
         if step % 10 == 9 {
             println!("step {:>2}  mean loss of the last ten {:.3}", step + 1, mean(&losses[step as usize - 9..]));
         }

@@ -57,10 +57,10 @@ pub mod commands;
 pub mod config;
 mod data_notes;
 pub mod device;
+pub mod folder_lock;
 #[cfg(doctest)]
 mod guide;
 pub mod inference;
-pub mod lock;
 pub mod memory;
 pub mod paths;
 pub mod pictures;

@@ -1,4 +1,4 @@
-//! The model against the reference, on vectors that the published code gave.
+//! The model against the published code, on vectors that were recorded from it.
 
 mod common;
 
@@ -30,7 +30,7 @@ fn the_generator_gives_its_known_first_values() {
 }
 
 #[test]
-fn state_dict_names_shapes_and_types_are_the_references() {
+fn state_dict_names_shapes_and_types_are_the_published_ones() {
     for name in ["tiny", "small", "base", "stl", "stl_nchw"] {
         let path = format!("{}/tests/fixtures/golden/keys_biformer_{name}.txt", env!("CARGO_MANIFEST_DIR"));
         let theirs: BTreeSet<String> = std::fs::read_to_string(path).unwrap().lines().map(str::to_owned).collect();
@@ -77,7 +77,7 @@ fn forward_passes_in_f64() {
             let want = elements(want);
             assert_close(&format!("{} {name}", vector.name()), &got, &want, tolerance);
         }
-        println!("{}: as the reference", vector.name());
+        println!("{}: as published", vector.name());
     }
 }
 
@@ -146,7 +146,7 @@ fn compare_routes(vector: &Vector, routes: &[Routes]) {
 fn training_steps() {
     for vector in vectors("train") {
         train(&vector, &Device::Cpu);
-        println!("{}: as the reference", vector.name());
+        println!("{}: as published", vector.name());
     }
 }
 
@@ -171,7 +171,7 @@ fn training_steps_on_a_gpu_in_f64() {
     let names: Vec<&str> = small
         .map(|vector| {
             train(vector, &device);
-            println!("{} on {device}: as the reference", vector.name());
+            println!("{} on {device}: as published", vector.name());
             vector.name()
         })
         .collect();
@@ -186,7 +186,7 @@ fn described<const N: usize>(vector: &Vector, field: &str, phrase: &str) -> [f64
     std::array::from_fn(|_| numbers.next().unwrap())
 }
 
-/// How closely a step in a type follows the reference, which is in f64.
+/// How closely a step in a type follows the published code, which is run in f64.
 struct Exactness {
     dtype: DType,
     /// Relative to the norm of what is compared.

@@ -169,12 +169,12 @@ impl Rule for Pieces {
     }
 
     fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
-        match_float!(dy.dtype(), "pieces", T => self.walk::<T>(&dy, grads))
+        match_float!(dy.dtype(), "pieces", T => self.backward_of::<T>(&dy, grads))
     }
 }
 
 impl Pieces {
-    fn walk<T: Float>(mut self, dy: &Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
+    fn backward_of<T: Float>(mut self, dy: &Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
         let mut slot = grads.open(0)?;
         let dx = slot.out::<T>()?;
         // dx has a row for each sample, none of any length where nobody wants it; pieces and groups are runs of them:
@@ -186,32 +186,41 @@ impl Pieces {
         let mut rest = dx.map_or(&mut [][..], |dx| dx.data);
         let groups = in_groups(std::mem::take(&mut self.pieces));
         let profiles: Vec<_> = groups.iter().flatten().map(|piece| piece.profile.clone()).collect();
-        // The first group writes directly to the whole tape's gradients; the others have buffers of their own, which
-        // are allocated only when a group's turn comes, as memory that other groups saved is free by then.
+        // All but the first group have gradients of their own, which are allocated only when a group's turn comes, as
+        // memory that other groups saved is free by then.
         let parameters = &self.parameters;
         let mut whole = Some(parameters.accumulated_in_whole(grads)?);
         let mut work = vec![];
         for pieces in groups {
             let samples: usize = pieces.iter().map(|piece| piece.samples.len()).sum();
             let (data, after) = rest.split_at_mut(samples * row);
-            work.push((pieces, whole.take(), Out { data, accumulate }));
+            work.push(Group { pieces, whole: whole.take(), dx: Out { data, accumulate } });
             rest = after;
         }
-        let walk = |(pieces, whole, dx): (_, Option<Accumulated<'_>>, _)| -> Result<Option<Partial>> {
+        let backward_of_group = |Group { pieces, whole, dx }: Group<'_, T>| -> Result<Option<Partial>> {
             if let Some(accumulated) = whole {
-                return walk_group::<T>(pieces, accumulated, dy, dx, row).map(|()| None);
+                return walk_group(pieces, accumulated, dy, dx, row).map(|()| None);
             }
             let mut partial = parameters.partial(T::DTYPE);
-            walk_group::<T>(pieces, parameters.accumulated_in_group(&mut partial)?, dy, dx, row)?;
+            walk_group(pieces, parameters.accumulated_in_group(&mut partial)?, dy, dx, row)?;
             Ok(Some(partial))
         };
-        let walked: Vec<_> = work.into_par_iter().with_max_len(1).map(walk).collect();
+        let walked: Vec<_> = work.into_par_iter().with_max_len(1).map(backward_of_group).collect();
         let partials: Vec<Partial> = walked.into_iter().filter_map(Result::transpose).collect::<Result<_>>()?;
         grads.close(slot);
         self.parameters.add_up::<T>(&partials, grads)?;
         absorb(&self.profile, &profiles);
         Ok(())
     }
+}
+
+/// Pieces whose backward passes run one after the other.
+struct Group<'a, T> {
+    pieces: Vec<Piece>,
+    /// The whole tape's gradients of parameters, for the first group: it adds to them directly.
+    whole: Option<Accumulated<'a>>,
+    /// The group's rows.
+    dx: Out<'a, T>,
 }
 
 /// Walks the tapes of a group in order, from dy (N, ...) to the group's part of dx, whose rows have `row` elements.

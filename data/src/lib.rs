@@ -7,7 +7,7 @@
 //! | `picture.rs` | [`Image`], a picture of bytes, (H, W, 3); [`load_image`] decodes one file within fixed limits |
 //! | `room.rs` | memory for large pictures, which threads decode at once |
 //! | `dataset.rs` | the [`Dataset`] trait, [`Split`], [`Statistics`], and [`open`], which recognises a folder's layout |
-//! | `memory.rs` | [`InMemory`], the set that lies in memory as a whole |
+//! | `in_memory.rs` | [`InMemory`], the set that lies in memory as a whole |
 //! | `embedded.rs` | 6,000 images of CIFAR-10 inside the binary |
 //! | `cifar.rs` | the official binary files of CIFAR-10 and CIFAR-100 |
 //! | `folder/` | [`ImageFolder`], one folder per class, decoded on request |
@@ -43,10 +43,10 @@ mod fingerprint;
 mod folder;
 mod held_out;
 mod imagenet;
+mod in_memory;
 mod job;
 mod listing;
 mod loader;
-mod memory;
 mod mixing;
 mod order;
 mod picture;
@@ -64,9 +64,9 @@ pub use error::{Error, Result};
 pub use fingerprint::fingerprint;
 pub use folder::ImageFolder;
 pub use imagenet::imagenet_classes;
+pub use in_memory::InMemory;
 pub use listing::{OF_A_RUN, extensions, pictures_below};
 pub use loader::{Batches, Loader, LoaderConfig};
-pub use memory::InMemory;
 pub use mixing::Mixing;
 pub use picture::{Image, load_image, size_of_image};
 pub use resample::Filter;

@@ -19,7 +19,7 @@ pub struct BiFormer {
     config: ModelConfig,
     pub(crate) stages: Vec<Stage>,
     pub(crate) tail: Tail,
-    /// The trainable parameters, under the names of the reference's state_dict.
+    /// The trainable parameters, under the names of the published state_dict.
     pub parameters: Parameters,
     /// The running statistics of the BatchNorms.
     pub statistics: Vec<RunningStatistics>,

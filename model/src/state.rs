@@ -100,7 +100,7 @@ impl StatisticsId {
 pub enum Init {
     /// All the same.
     Constant(f64),
-    /// Normal with deviation 0.02: linear layers. (The reference cuts at ±2, a hundred deviations away.)
+    /// Normal with deviation 0.02: linear layers. (The published code cuts at ±2, a hundred deviations away.)
     Normal,
     /// Uniform within ±1/√fan_in, PyTorch's default for convolutions.
     Uniform {

@@ -1,4 +1,4 @@
-//! Weights in and out, under the names of the reference's state_dict.
+//! Weights in and out, under the names of the published state_dict.
 
 use crate::biformer::{BiFormer, is_within};
 use crate::config::{Features, ModelConfig};
@@ -176,11 +176,11 @@ impl BiFormer {
     /// Takes weights over as [`load`](Self::load) does, but for the head: whatever the file has in its place, a
     /// classifier keeps its own. It is what fine-tuning for other classes begins with.
     pub fn load_backbone(&mut self, file: &TensorFile, path: &str) -> Result<Vec<String>> {
-        let mut trunk = file.clone();
-        trunk.tensors.retain(|name, _| !name.starts_with(HEAD));
+        let mut backbone = file.clone();
+        backbone.tensors.retain(|name, _| !name.starts_with(HEAD));
         match self.config().features {
-            Features::Logits => self.load_except(&[HEAD], &trunk, path),
-            Features::Pooled | Features::Dense => self.load(&trunk, path),
+            Features::Logits => self.load_except(&[HEAD], &backbone, path),
+            Features::Pooled | Features::Dense => self.load(&backbone, path),
         }
     }
 

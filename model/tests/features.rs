@@ -12,14 +12,14 @@ fn the_head_makes_logits_of_pooled_features() -> Result<()> {
     for name in ["nano", "stl_nchw"] {
         let config = preset(name)?.config().with_overrides(fields)?;
         let whole = BiFormer::new(&config, 1, DType::F64)?;
-        let mut trunk = BiFormer::blank(&config.with_overrides(["features=pooled"])?, DType::F64)?;
+        let mut backbone = BiFormer::blank(&config.with_overrides(["features=pooled"])?, DType::F64)?;
         let weights = whole.state_dict()?;
-        assert!(trunk.load(&weights, "whole")?.is_empty(), "{name}: nothing is missing");
+        assert!(backbone.load(&weights, "whole")?.is_empty(), "{name}: nothing is missing");
 
         let values: Vec<f64> = (0..3 * 64 * 64 * 3).map(|i| f64::from(Philox::new(1, 0).uniform(i))).collect();
         let images = Tensor::from_slice(&values, [3, 64, 64, 3])?;
         let tape = Tape::inference();
-        let pooled = trunk.forward(&tape, &images, Mode::Evaluate)?;
+        let pooled = backbone.forward(&tape, &images, Mode::Evaluate)?;
         assert_eq!(*pooled.values[0].shape(), [3, 48]);
         let none = pooled.logits().unwrap_err().to_string();
         assert!(none.contains("features = \"pooled\"") && none.contains("no logits"), "{none}");

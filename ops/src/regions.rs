@@ -10,14 +10,14 @@ pub struct Regions {
 }
 
 impl Regions {
-    /// A grid (S_h, S_w) of regions of (r_h, r_w) tokens each. Errors: [`Error::Argument`] if the number of tokens
+    /// A grid (G_h, G_w) of regions of (r_h, r_w) tokens each. Errors: [`Error::Argument`] if the number of tokens
     /// overflows.
     pub fn new(op: &'static str, grid: [usize; 2], size: [usize; 2]) -> Result<Self> {
         Shape::from([grid[0], grid[1], size[0], size[1]]).countable(op)?;
         Ok(Self { grid, size })
     }
 
-    /// How a grid (S_h, S_w) cuts a map (H, W). Errors: [`Error::Argument`] for a grid without regions, and for one
+    /// How a grid (G_h, G_w) cuts a map (H, W). Errors: [`Error::Argument`] for a grid without regions, and for one
     /// that does not divide the map (the message names the next larger map that it divides).
     pub fn cut(op: &'static str, map: [usize; 2], grid: [usize; 2]) -> Result<Self> {
         let ([height, width], [down, across]) = (map, grid);

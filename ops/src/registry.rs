@@ -1,5 +1,5 @@
 //! The list of all operations. Everything that must hold for each of them (gradient checks, laws,
-//! mutants, benches, the audit table) starts from here.
+//! mutants, benches, the table of operations) starts from here.
 
 use crate::case::{Case, Draw};
 use tensor::cuda::Module;

@@ -31,7 +31,7 @@ use tensor::cpu::isa::Arch;
 use tensor::cpu::parallel::GRAIN;
 use tensor::{DType, Device, Float, Tensor, match_float, simd};
 
-/// The settings of [`AdamW`], with the reference recipe's values as defaults.
+/// The settings of [`AdamW`], with the published recipe's values as defaults.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct AdamWConfig {

@@ -7,7 +7,7 @@
 //! its resolution: e stands still once |p − e| < |e|·2⁻²⁴/(1 − d), which is 0.15 % at that decay.
 //!
 //! Source: Polyak and Juditsky, "Acceleration of stochastic approximation by averaging", 1992; timm's
-//! `ModelEma` for the reference recipe's decay.
+//! `ModelEma` for the published recipe's decay.
 
 use crate::error::{Error, Result, ensure, ensure_flat, ensure_layout};
 use autograd::Parameters;
@@ -16,11 +16,11 @@ use tensor::{Device, Tensor};
 /// The settings of [`Ema`]; by default for runs of some thousands of steps.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EmaConfig {
-    /// d, in [0, 1). By default 0.999; the reference recipe's is 0.99996.
+    /// d, in [0, 1). By default 0.999; the published recipe's is 0.99996.
     pub decay: f64,
     /// Whether update t = 0, 1, ... uses min(d, (1 + t)/(10 + t)) instead of d: the random weights of the
     /// start are then forgotten within the first updates, and not after several times 1/(1 − d) of them.
-    /// The reference recipe does not.
+    /// The published recipe does not.
     pub warmup: bool,
 }
 

@@ -6,7 +6,7 @@
 //! | `adamw.rs` | [`AdamW`]: moments, bias correction and decoupled weight decay in one sweep |
 //! | `groups.rs` | which parameters weight decay applies to, and what their learning rates are |
 //! | `clip.rs` | [`gradient_norm`], and the factor that clips it |
-//! | `schedule.rs` | [`Schedule`]: warm-up and cosine, per step or as the reference model was trained |
+//! | `schedule.rs` | [`Schedule`]: warm-up and cosine, per step or as the published models were trained |
 //! | `ema.rs` | [`Ema`]: the exponential moving average of the weights |
 //! | `cuda/` | the same sweeps on a GPU |
 //! | `error.rs` | [`Error`] |

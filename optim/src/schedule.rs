@@ -29,7 +29,7 @@ pub enum Schedule {
         /// Steps of the whole run, warm-up included.
         total_steps: u64,
     },
-    /// The reference model's rule, which is that of timm's cosine scheduler as its trainer called it: one
+    /// The published models' rule, which is that of timm's cosine scheduler as its trainer called it: one
     /// rate per epoch e. The trainer advanced the scheduler *after* an epoch, with that epoch's number,
     /// so epochs 0 and 1 both run at t = 0. With t = max(e − 1, 0), w = `warmup_epochs`, n = `epochs`,
     ///
@@ -115,14 +115,14 @@ mod tests {
     use approx::assert_relative_eq;
     use proptest::prelude::*;
 
-    /// The reference model's ImageNet recipe at a batch of 1024.
-    fn reference(steps_per_epoch: u64) -> Schedule {
+    /// The published ImageNet recipe at a batch of 1024.
+    fn published(steps_per_epoch: u64) -> Schedule {
         Schedule::Timm { peak: 1e-3, start: 1e-6, min: 1e-5, warmup_epochs: 5, epochs: 300, steps_per_epoch }
     }
 
-    /// The rates that the reference trainer was observed to use.
+    /// The rates that the published trainer was observed to use.
     #[test]
-    fn the_reference_sequence() {
+    fn the_published_sequence() {
         let observed = [
             (0, 1e-6, 1e-9),
             (1, 1e-6, 1e-9),
@@ -139,7 +139,7 @@ mod tests {
             (299, 1.01086e-5, 1e-5),
         ];
         const STEPS: u64 = 1251;
-        let schedule = reference(STEPS);
+        let schedule = published(STEPS);
         schedule.check().unwrap();
         for (epoch, lr, tolerance) in observed {
             for step in [epoch * STEPS, epoch * STEPS + STEPS - 1] {
@@ -147,7 +147,7 @@ mod tests {
             }
         }
         assert_eq!(schedule.lr(301 * STEPS), 1e-5);
-        let single = reference(1);
+        let single = published(1);
         single.check().unwrap();
         assert!((0..302).all(|epoch| single.lr(epoch) == schedule.lr(epoch * STEPS)), "of epochs of one step");
     }
@@ -240,7 +240,7 @@ mod tests {
             (cosine(1.0, 0.0, f64::INFINITY, 1, 2), "min"),
             (cosine(1.0, 0.0, 0.0, 0, 0), "total_steps"),
             (cosine(1.0, 0.0, 0.0, 3, 2), "warmup_steps"),
-            (reference(0), "steps_per_epoch"),
+            (published(0), "steps_per_epoch"),
         ];
         for (schedule, name) in wrong {
             assert!(matches!(schedule.check(), Err(Error::Setting { what, .. }) if what == name));

@@ -1,6 +1,6 @@
 //! Where a command's results may go.
 
-use crate::lock::is_lock;
+use crate::folder_lock::is_lock;
 use crate::paths::resolved;
 use crate::pictures;
 use crate::trainer::checkpoint::FILE_NAME;

@@ -2,7 +2,7 @@
 
 use super::Status;
 use super::options::{Threads, pictures_in, whole};
-use crate::lock::Locked;
+use crate::folder_lock::Locked;
 use crate::paths::resolved;
 use crate::printing::{bar, plural, tell};
 use anyhow::{Context, Result, bail};

@@ -81,7 +81,7 @@ pub struct RunConfig {
     /// How many undecodable images may be skipped in an epoch, or in the rest of it that a resumed run has left, before
     /// training stops.
     pub max_bad_images: usize,
-    /// Steps from one checkpoint to the next within an epoch, for the case that the program is killed; 0 for
+    /// Steps from one checkpoint to the next within an epoch, in case the program is killed; 0 for
     /// checkpoints at the ends of epochs only. They change nothing in what is computed.
     pub checkpoint_every: usize,
     /// How the learning rate changes.
@@ -354,7 +354,6 @@ impl RunConfig {
     }
 }
 
-/// What [`RunConfig::backbone_lr`] is unless something else is asked for.
 /// A table as a configuration, or the field that is wrong, in one line.
 fn from_table(table: Table) -> Result<RunConfig> {
     table.try_into().map_err(|error: toml::de::Error| anyhow::anyhow!(in_plain_words(&one_line(&error.to_string()))))

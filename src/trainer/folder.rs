@@ -4,7 +4,7 @@ use super::best::{BEST, whole_best};
 use super::checkpoint::{Checkpoint, FILE_NAME, Progress};
 use super::logs::{METRICS, TIMINGS};
 use crate::config::RunConfig;
-use crate::lock::{LOCK, Locked};
+use crate::folder_lock::{LOCK, Locked};
 use crate::paths::{ensure_expanded, ensure_regular, quoted};
 use crate::pictures;
 use crate::printing::tell;

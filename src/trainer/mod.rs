@@ -7,7 +7,7 @@
 //! | `score.rs` | how well images are classified, in training and in a test |
 //! | `recorded.rs` | a training step on a GPU, recorded once and replayed |
 //! | `average.rs` | the moving average of weights and running statistics |
-//! | `checkpoint.rs` | what a run must remember to go on to the bit, and how it is stored |
+//! | `checkpoint.rs` | what a run must remember to resume bit for bit, and how it is stored |
 //! | `stored.rs` | any file of weights, whether a run wrote it or not |
 //! | `data_facts.rs` | what a run must remember of its data |
 //! | `trained.rs` | what of a checkpoint is needed to use a trained model |

@@ -4,7 +4,7 @@ use crate::common::program::{biformer, contents, fresh, text};
 #[cfg(unix)]
 use crate::common::program::{command, limited, unread};
 use crate::common::samples;
-use biformer::lock::Locked;
+use biformer::folder_lock::Locked;
 use image::{GenericImageView, ImageFormat};
 use std::fs;
 use std::path::Path;

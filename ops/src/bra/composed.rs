@@ -14,7 +14,7 @@ use tensor::Error;
 pub enum RouteKind {
     /// Keys and values of the routed regions, unweighted; no gradient flows through the choice. As published.
     Hard,
-    /// Keys and values of the routed regions times the softmax of their scores, through which the gradient
+    /// Keys and values of the routed regions times the softmax of their affinities, through which the gradient
     /// reaches the means of queries and keys.
     Soft,
 }
@@ -39,12 +39,12 @@ pub fn bra_composed<'t>(
     // Which regions does each region attend to? Mean queries against mean keys, (N, P, P).
     let (q_mean, k_mean) = (region_pool(&q, grid)?, region_pool(&key, grid)?);
     let (q_mean, k_mean) = match kind {
-        // The one deliberate detach.
+        // The indices alone are used, and have no gradient: this keeps the routing off the tape.
         RouteKind::Hard => (q_mean.detach(), k_mean.detach()),
         RouteKind::Soft => (q_mean, k_mean),
     };
-    let affinity = matmul(&scale(&q_mean, attributes.scale)?, &permute(&k_mean, &[0, 2, 1])?)?;
-    let (logits, routes) = top_k(&affinity, k)?;
+    let affinities = matmul(&scale(&q_mean, attributes.scale)?, &permute(&k_mean, &[0, 2, 1])?)?;
+    let (chosen, routes) = top_k(&affinities, k)?;
 
     // Gather the keys and values of those regions, (N, P, k, T, ·).
     let [q, key, v_regions] = [
@@ -55,7 +55,7 @@ pub fn bra_composed<'t>(
     let (key, v_regions) = match kind {
         RouteKind::Hard => (key, v_regions),
         RouteKind::Soft => {
-            let weights = reshape(&softmax(&logits)?, [n, p, k, 1, 1])?;
+            let weights = reshape(&softmax(&chosen)?, [n, p, k, 1, 1])?;
             (mul(&key, &weights)?, mul(&v_regions, &weights)?)
         }
     };

@@ -1,7 +1,7 @@
 //! Bi-level routing attention (BRA): each region of the map attends, token by token, to the k regions that
 //! match it best, and to nothing else.
 //!
-//! **Forward.** From a map of queries, keys and values qkv (N, H, W, 2D + C), cut into P = Gₕ·G_w regions:
+//! **Forward.** From a map of queries, keys and values qkv (N, H, W, 2D + C), cut into P = G_h·G_w regions:
 //! 1. *Routing.* q̂, k̂ (P, D) are the means of each region's queries and keys; region p is routed to the k
 //!    regions r with the largest s·q̂ₚ·k̂ᵣ (ties to the lower index). All heads share the routes.
 //! 2. *Attention.* For each head and each query q in region p: o = Σⱼ softmaxⱼ(s·q·kⱼ) vⱼ, where j runs over
@@ -13,7 +13,7 @@
 //! For the rest, with A = softmax(S), S = s·q·kᵀ and dO the gradient of o: dV = Aᵀ·dO, dA = dO·vᵀ, dS = A∘(dA − Σⱼ
 //! A∘dA), dQ = s·dS·k, dK = s·dSᵀ·q; a key collects dK and dV from every region that was routed to it. dV also receives
 //! the convolution's input gradient. Saved: qkv, the routes, the convolution's weight, and per query and head the
-//! log-sum-exp of the scores, from which A is recomputed.
+//! log-sum-exp of the scores, from which A is recomputed; on a GPU sometimes o as well.
 //!
 //! [`bra`] is what training runs: it never gathers k copies of the keys and values, but lays them out once per head, or
 //! once per share of a large head (`cpu/`); on a GPU it reads them in place. [`composed`] spells out the same function
@@ -22,7 +22,8 @@
 //! Operands must be contiguous; f32 or f64, and on a GPU also qkv in bf16 with the convolution's parameters in f32. In
 //! f32, gradients are good for scores s·q·kⱼ of up to some 10⁴: what is recomputed of A has a relative error of about
 //! 2·10⁻⁷ times the score. Beyond 10⁹ rounding errors alone can overflow the exponential. An affinity that is NaN counts
-//! as the lowest, as in [`top_k`](mod@crate::top_k): a region whose keys are not finite is read by those that lack others.
+//! as the lowest, as in [`top_k`](mod@crate::top_k): a region whose keys are not finite is
+//! chosen only by regions that have fewer than k others to choose from.
 //! Errors: [`tensor::Error::Argument`] when heads, grid or k do not fit, [`tensor::Error::Shape`],
 //! [`tensor::Error::DType`], [`tensor::Error::NotContiguous`]. Source: Zhu et al., "BiFormer: vision transformer with
 //! bi-level routing attention", CVPR 2023, algorithm 1.

@@ -1,4 +1,5 @@
-//! The definition of [`bra`](super::bra). It shares nothing with the kernels, not even the index arithmetic.
+//! The definition of [`bra`](super::bra) without its local context, which is [`dwconv`](mod@crate::dwconv)'s. It shares
+//! nothing with the kernels, not even the index arithmetic.
 
 use super::{Bra, RouteKind};
 use autograd::exact::{Array, Scalar};

@@ -8,13 +8,13 @@ use tensor::cpu::gemm::{Mat, gemm_on_this_thread};
 use tensor::cpu::parallel::{Out, items_per_task, put};
 use tensor::{DType, Device, Error, Float, Result, Scratch, Tensor, match_float, simd};
 
-/// The routes of each region, and their scores.
+/// What a map's regions are routed to, and why: the choice itself, before any attention.
 #[derive(Clone, Debug)]
 pub struct Routing {
     /// (N, P, k): the regions that region p attends to, best first; ties to the lower index.
     pub routes: Tensor,
-    /// (N, P, k): their scores, s·q̂ₚ·k̂ᵣ.
-    pub logits: Tensor,
+    /// (N, P, k): the affinities of region p to them, s·q̂ₚ·k̂ᵣ.
+    pub affinities: Tensor,
 }
 
 /// Routes the regions of qkv (N, H, W, 2D + C): the k largest of s·q̂ₚ·k̂ᵣ for each region p, where q̂ and k̂
@@ -32,7 +32,7 @@ pub fn route(qkv: &Tensor, attributes: &Bra) -> Result<Routing> {
     let shape = [g.images, g.regions.count(), g.topk];
     let device = qkv.device();
     let mut routes = Tensor::empty_on(&device, shape, DType::Index)?;
-    let mut logits = Tensor::empty_on(&device, shape, qkv.dtype())?;
+    let mut affinities = Tensor::empty_on(&device, shape, qkv.dtype())?;
     match &device {
         Device::Cpu => match_float!(qkv.dtype(), "bra", T => kernel::<T>(
             g,
@@ -40,22 +40,22 @@ pub fn route(qkv: &Tensor, attributes: &Bra) -> Result<Routing> {
             attributes.scale as T,
             qkv.as_slice("bra")?,
             routes.as_mut_slice("bra")?,
-            logits.as_mut_slice("bra")?,
+            affinities.as_mut_slice("bra")?,
         )),
-        Device::Cuda(_) => cuda::route(g, valid, attributes.scale, qkv, [&mut routes, &mut logits])?,
+        Device::Cuda(_) => cuda::route(g, valid, attributes.scale, qkv, [&mut routes, &mut affinities])?,
     }
-    Ok(Routing { routes, logits })
+    Ok(Routing { routes, affinities })
 }
 
 /// Regions whose affinities are computed together.
 const ROWS: usize = 64;
 
-fn kernel<T: Float>(g: Geometry, valid: [usize; 2], scale: T, qkv: &[T], routes: &mut [u32], logits: &mut [T]) {
+fn kernel<T: Float>(g: Geometry, valid: [usize; 2], scale: T, qkv: &[T], routes: &mut [u32], affinities: &mut [T]) {
     let regions = g.regions.count();
     let per_image = regions * g.topk;
     let image_len = g.tokens() * g.row();
-    routes.par_chunks_mut(per_image).zip(logits.par_chunks_mut(per_image)).enumerate().for_each(
-        |(image, (routes, logits))| {
+    routes.par_chunks_mut(per_image).zip(affinities.par_chunks_mut(per_image)).enumerate().for_each(
+        |(image, (routes, affinities))| {
             let qkv = &qkv[image * image_len..][..image_len];
             // A row of means holds a region's mean query, then its mean key.
             let row = 2 * g.qk_dim;
@@ -66,24 +66,24 @@ fn kernel<T: Float>(g: Geometry, valid: [usize; 2], scale: T, qkv: &[T], routes:
             lines.for_each(|(line, means)| simd!(_A => region_means::<T>(g, valid, qkv, line, means)));
             let (means, keys) = (&*means, Mat::strided(&means[g.qk_dim..], (g.qk_dim, regions), (1, row)));
             // One block of rows at a time, so that the P² affinities are never held all at once.
-            let chosen = routes.par_chunks_mut(ROWS * g.topk).zip(logits.par_chunks_mut(ROWS * g.topk));
+            let chosen = routes.par_chunks_mut(ROWS * g.topk).zip(affinities.par_chunks_mut(ROWS * g.topk));
             let blocks = means.par_chunks((ROWS * row).max(1)).zip(chosen);
-            blocks.for_each(|(queries, (routes, logits))| {
+            blocks.for_each(|(queries, (routes, affinities))| {
                 let rows = queries.len() / row;
-                let mut affinity = Scratch::<T>::new(rows * regions);
+                let mut of_all = Scratch::<T>::new(rows * regions);
                 let queries = Mat::strided(queries, (rows, g.qk_dim), (row, 1));
-                gemm_on_this_thread(queries, keys, Out::store(&mut affinity));
-                affinity.iter_mut().for_each(|x| *x *= scale);
-                let chosen = routes.chunks_mut(g.topk).zip(logits.chunks_mut(g.topk));
-                for (row, (routes, logits)) in affinity.chunks_exact(regions).zip(chosen) {
-                    top_k::cpu::select(row, logits, routes);
+                gemm_on_this_thread(queries, keys, Out::store(&mut of_all));
+                of_all.iter_mut().for_each(|x| *x *= scale);
+                let chosen = routes.chunks_mut(g.topk).zip(affinities.chunks_mut(g.topk));
+                for (row, (routes, affinities)) in of_all.chunks_exact(regions).zip(chosen) {
+                    top_k::cpu::select(row, affinities, routes);
                 }
             });
         },
     );
 }
 
-/// The means of one image's queries and keys over the valid tokens of each region in a line of the grid, (S_w, 2D).
+/// The means of one image's queries and keys over the valid tokens of each region in a line of the grid, (G_w, 2D).
 #[inline(always)]
 fn region_means<T: Float>(g: Geometry, valid: [usize; 2], qkv: &[T], line: usize, means: &mut [T]) {
     let ([rh, rw], [_, row_len], width) = (g.regions.size(), g.regions.map(), 2 * g.qk_dim);

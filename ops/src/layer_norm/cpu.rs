@@ -31,12 +31,12 @@ pub fn forward<T: Float>(x: &[T], weight: &[T], bias: &[T], epsilon: T, y: &mut 
 #[inline(always)]
 unsafe fn forward_rows<T: Float, A: Registers>(
     x: &[T],
-    scale: [&[T]; 2],
+    affine: [&[T]; 2],
     epsilon: T,
     y: &mut [T],
     [mean, rstd]: [&mut [T]; 2],
 ) {
-    let channels = scale[0].len();
+    let channels = affine[0].len();
     let inverse = T::one() / T::of(channels as f64);
     // Several rows at a time, so that their square roots and divisions, which have long latencies, overlap.
     let (x, y) = (x.chunks(ROWS * channels), y.chunks_mut(ROWS * channels));
@@ -53,7 +53,7 @@ unsafe fn forward_rows<T: Float, A: Registers>(
         }
         rstd.iter_mut().for_each(|variance| *variance = reciprocal_root(*variance + epsilon));
         // SAFETY: as above.
-        unsafe { normalise_rows::<T, A>(x, scale, [mean, rstd], y) };
+        unsafe { normalise_rows::<T, A>(x, affine, [mean, rstd], y) };
     }
 }
 
@@ -102,9 +102,9 @@ unsafe fn normalise_rows<T: Float, A: Registers>(
     let channels = weight.len();
     for (row, (x, y)) in x.chunks_exact(channels).zip(y.chunks_exact_mut(channels)).enumerate() {
         in_registers!(T, A, channels, [1], (range, V, _COUNT) => {
-            let (x, scale) = (&x[range.clone()], [&weight[range.clone()], &bias[range.clone()]]);
+            let (x, affine) = (&x[range.clone()], [&weight[range.clone()], &bias[range.clone()]]);
             // SAFETY: the caller vouches for the instruction set.
-            unsafe { normalise::<T, V<T, A>>(x, scale, [mean[row], rstd[row]], &mut y[range]) };
+            unsafe { normalise::<T, V<T, A>>(x, affine, [mean[row], rstd[row]], &mut y[range]) };
         });
     }
 }
@@ -113,7 +113,7 @@ unsafe fn normalise_rows<T: Float, A: Registers>(
 /// As of [`Vector::zero`].
 #[inline(always)]
 unsafe fn normalise<T: Float, V: Vector<T>>(x: &[T], [weight, bias]: [&[T]; 2], [mean, rstd]: [T; 2], y: &mut [T]) {
-    let [weight, bias] = [weight, bias].map(|scale| scale.chunks_exact(V::LANES));
+    let [weight, bias] = [weight, bias].map(|row| row.chunks_exact(V::LANES));
     // SAFETY: the caller vouches for the instruction set, here and below.
     let (mean, rstd) = unsafe { (V::splat(mean), V::splat(rstd)) };
     for ((y, x), (weight, bias)) in y.chunks_exact_mut(V::LANES).zip(x.chunks_exact(V::LANES)).zip(weight.zip(bias)) {
@@ -182,7 +182,7 @@ unsafe fn backward_rows<T: Float, A: Registers>(
 ) {
     macro_rules! at_once {
         ($($count:literal)*) => {$(
-            if A::MANY && weight.len() == $count * A::Vector::<T>::LANES {
+            if A::MANY_REGISTERS && weight.len() == $count * A::Vector::<T>::LANES {
                 // SAFETY: the caller vouches for the instruction set.
                 return unsafe { backward_at_once::<T, A::Vector<T>, $count>([dy, x, weight], moments, dx, sums) };
             }
@@ -263,23 +263,23 @@ unsafe fn backward_at_once<T: Float, V: Vector<T>, const COUNT: usize>(
     });
     for (row, (dy, x)) in dy.chunks_exact(channels).zip(x.chunks_exact(channels)).enumerate() {
         // SAFETY: as above.
-        let (centre, scale) = unsafe { (V::splat(mean[row]), V::splat(rstd[row])) };
-        let (mut normal, mut g, mut g_sum, mut gx_sum) = ([zero; COUNT], [zero; COUNT], zero, zero);
+        let (mean, rstd) = unsafe { (V::splat(mean[row]), V::splat(rstd[row])) };
+        let (mut x_hat, mut g, mut g_sum, mut gx_sum) = ([zero; COUNT], [zero; COUNT], zero, zero);
         unrolled!(i in 0..COUNT => {
-            normal[i] = load!(x, i).sub(centre).mul(scale);
+            x_hat[i] = load!(x, i).sub(mean).mul(rstd);
             let dy = load!(dy, i);
-            dweight[i] = dy.mul_add(normal[i], dweight[i]);
+            dweight[i] = dy.mul_add(x_hat[i], dweight[i]);
             dbias[i] = dbias[i].add(dy);
             g[i] = dy.mul(weights[i]);
             g_sum = g_sum.add(g[i]);
-            gx_sum = gx_sum.add(g[i].mul(normal[i]));
+            gx_sum = gx_sum.add(g[i].mul(x_hat[i]));
         });
         let Some(dx) = &mut dx else { continue };
         // SAFETY: as above.
         let (g_mean, gx_mean) = unsafe { (V::splat(g_sum.total() * inverse), V::splat(-(gx_sum.total() * inverse))) };
         let to = &mut dx.data[row * channels..(row + 1) * channels];
         unrolled!(i in 0..COUNT => {
-            let gradient = normal[i].mul_add(gx_mean, g[i].sub(g_mean)).mul(scale);
+            let gradient = x_hat[i].mul_add(gx_mean, g[i].sub(g_mean)).mul(rstd);
             let gradient = if dx.accumulate { load!(to, i).add(gradient) } else { gradient };
             gradient.store(&mut to[i * V::LANES..]);
         });

@@ -1,8 +1,8 @@
 //! A map put together from a grid of regions: the inverse of
 //! [`region_partition`](mod@crate::region_partition), where the order of regions and tokens is explained.
 //!
-//! **Forward.** y[n, i·r_h + a, j·r_w + b] = x[n, i·S_w + j, a·r_w + b], with x (N, S_h·S_w, r_h·r_w, C) and
-//! y (N, S_h·r_h, S_w·r_w, C).
+//! **Forward.** y[n, i·r_h + a, j·r_w + b] = x[n, i·G_w + j, a·r_w + b], with x (N, G_h·G_w, r_h·r_w, C) and
+//! y (N, G_h·r_h, G_w·r_w, C).
 //!
 //! **Backward.** Each element goes to one element, so dx is dy cut into regions again. Nothing is saved
 //! but extents.
@@ -23,8 +23,8 @@ use tensor::{Error, Shape};
 pub(crate) const MODULE: Option<&Module> = None;
 pub(crate) const SUMMARY: &str = "a map put together from a grid of regions";
 
-/// Puts x (N, S_h·S_w, r_h·r_w, C) together, for a grid of S_h by S_w regions of r_h by r_w tokens:
-/// (N, S_h·r_h, S_w·r_w, C).
+/// Puts x (N, G_h·G_w, r_h·r_w, C) together, for a grid of G_h by G_w regions of r_h by r_w tokens:
+/// (N, G_h·r_h, G_w·r_w, C).
 pub fn region_merge<'t>(x: &Var<'t>, grid: [usize; 2], region: [usize; 2]) -> Result<Var<'t>> {
     let [images, regions, tokens, channels] = x.value().dims("region_merge", "x (N, regions, tokens, C)")?;
     let merged = Regions::new("region_merge", grid, region)?;

@@ -1,11 +1,11 @@
 //! A map cut into a grid of regions.
 //!
-//! **Forward.** x (N, H, W, C) is cut into S_h by S_w regions of r_h = H/S_h by r_w = W/S_w tokens. Regions
-//! are numbered row by row, p = i·S_w + j, and so are the tokens of a region, t = a·r_w + b:
-//! y[n, p, t] = x[n, i·r_h + a, j·r_w + b], of shape (N, S_h·S_w, r_h·r_w, C).
+//! **Forward.** x (N, H, W, C) is cut into G_h by G_w regions of r_h = H/G_h by r_w = W/G_w tokens. Regions
+//! are numbered row by row, p = i·G_w + j, and so are the tokens of a region, t = a·r_w + b:
+//! y[n, p, t] = x[n, i·r_h + a, j·r_w + b], of shape (N, G_h·G_w, r_h·r_w, C).
 //!
-//! A line of r_w tokens stays together. In units of such lines x is (N·S_h, r_h, S_w) and y is
-//! (N·S_h, S_w, r_h): the two last axes change places, and that is all.
+//! A line of r_w tokens stays together. In units of such lines x is (N·G_h, r_h, G_w) and y is
+//! (N·G_h, G_w, r_h): the two last axes change places, and that is all.
 //!
 //! **Backward.** Each element goes to one element, so dx is dy with the two axes swapped back, which is
 //! [`region_merge`](mod@crate::region_merge). Nothing is saved but extents.
@@ -30,7 +30,7 @@ use tensor::{Device, Shape, Tensor, match_float};
 pub(crate) const MODULE: Option<&Module> = None;
 pub(crate) const SUMMARY: &str = "a map cut into a grid of regions";
 
-/// Cuts x (N, H, W, C) into a grid of S_h by S_w regions: (N, S_h·S_w, r_h·r_w, C).
+/// Cuts x (N, H, W, C) into a grid of G_h by G_w regions: (N, G_h·G_w, r_h·r_w, C).
 pub fn region_partition<'t>(x: &Var<'t>, grid: [usize; 2]) -> Result<Var<'t>> {
     let [images, height, width, channels] = x.value().dims("region_partition", "x (N, H, W, C)")?;
     let regions = Regions::cut("region_partition", [height, width], grid)?;

@@ -2,7 +2,7 @@
 
 use autograd::exact::{Array, Scalar};
 
-/// y[n, i·S_w + j, a·r_w + b] = x[n, i·r_h + a, j·r_w + b]
+/// y[n, i·G_w + j, a·r_w + b] = x[n, i·r_h + a, j·r_w + b]
 pub fn region_partition<S: Scalar>(x: &Array<S>, [down, across]: [usize; 2]) -> Array<S> {
     let [n, height, width, c] = x.dims();
     let [rows, columns] = [height / down, width / across];

@@ -1,7 +1,7 @@
 //! The mean token of each region.
 //!
-//! **Forward.** The map x (N, H, W, C) is cut by a grid of S_h × S_w regions, each of r_h × r_w tokens with
-//! r_h = H/S_h and r_w = W/S_w. y (N, S_h·S_w, C) holds per region p = i·S_w + j the mean over its tokens,
+//! **Forward.** The map x (N, H, W, C) is cut by a grid of G_h × G_w regions, each of r_h × r_w tokens with
+//! r_h = H/G_h and r_w = W/G_w. y (N, G_h·G_w, C) holds per region p = i·G_w + j the mean over its tokens,
 //! y\[n, p, c\] = 1/(r_h·r_w) · Σ x\[n, i·r_h + a, j·r_w + b, c\] over a < r_h, b < r_w.
 //!
 //! **Backward.** Each token has the weight 1/(r_h·r_w) in the mean of its own region and in no other, so
@@ -28,7 +28,7 @@ use tensor::{Device, Shape, Tensor, match_float};
 pub(crate) const MODULE: Option<&Module> = Some(&cuda::KERNELS);
 pub(crate) const SUMMARY: &str = "mean over each region of a grid, (N, H, W, C) -> (N, P, C)";
 
-/// The mean token of each of `grid` = (S_h, S_w) regions of x (N, H, W, C): (N, S_h·S_w, C), regions in
+/// The mean token of each of `grid` = (G_h, G_w) regions of x (N, H, W, C): (N, G_h·G_w, C), regions in
 /// row-major order.
 pub fn region_pool<'t>(x: &Var<'t>, grid: [usize; 2]) -> Result<Var<'t>> {
     let geometry = Geometry::new("region_pool", x.value(), grid)?;

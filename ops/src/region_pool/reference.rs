@@ -2,7 +2,7 @@
 
 use autograd::exact::{Array, Scalar};
 
-/// y[n, i·S_w + j, c] = the mean of x[n, ., ., c] over region (i, j).
+/// y[n, i·G_w + j, c] = the mean of x[n, ., ., c] over region (i, j).
 pub fn region_pool<S: Scalar>(x: &Array<S>, [down, across]: [usize; 2]) -> Array<S> {
     let [images, height, width, channels] = x.dims();
     let (h, w) = (height / down, width / across);

@@ -149,7 +149,7 @@ pub(super) unsafe fn block<T: Float, A: Registers, R: Rows>(
                     }
                 )*};
             }
-            match (A::MANY, width.div_ceil(lanes)) {
+            match (A::MANY_REGISTERS, width.div_ceil(lanes)) {
                 (true, 3) => {
                     tiles!(3, 8 4 1);
                 }

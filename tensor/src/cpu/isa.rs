@@ -152,7 +152,7 @@ fn detect(_most: Isa) -> Isa {
 /// [`run`](Self::run) to refuse a machine that lacks the instruction set.
 pub trait Arch: sealed::Sealed + Copy {
     /// Whether there are 32 registers rather than 16. NEON's 32 count as 16, because they are used in pairs.
-    const MANY: bool;
+    const MANY_REGISTERS: bool;
     /// Runs `f`, which is `#[inline(always)]`, compiled for this instruction set, in a separate function, so that the
     /// surrounding code takes no registers from the kernel. Panics on a machine without it.
     fn run<R>(f: impl FnOnce() -> R) -> R;
@@ -163,24 +163,24 @@ pub trait Arch: sealed::Sealed + Copy {
 mod sealed {
     /// Closes [`Arch`](super::Arch).
     pub trait Sealed {}
-    impl<const MANY: bool> Sealed for super::Fused<MANY> {}
+    impl<const MANY_REGISTERS: bool> Sealed for super::Fused<MANY_REGISTERS> {}
     impl Sealed for super::Plain {}
 }
 
 /// With fused multiply-add.
 #[derive(Clone, Copy)]
-pub struct Fused<const MANY: bool>;
+pub struct Fused<const MANY_REGISTERS: bool>;
 
 /// Without it.
 #[derive(Clone, Copy)]
 pub struct Plain;
 
-impl<const MANY: bool> Arch for Fused<MANY> {
-    const MANY: bool = MANY;
+impl<const MANY_REGISTERS: bool> Arch for Fused<MANY_REGISTERS> {
+    const MANY_REGISTERS: bool = MANY_REGISTERS;
     #[inline(always)]
     fn run<R>(f: impl FnOnce() -> R) -> R {
         #[cfg(target_arch = "x86_64")]
-        return if MANY { with_avx512(f) } else { with_avx2(f) };
+        return if MANY_REGISTERS { with_avx512(f) } else { with_avx2(f) };
         #[cfg(not(target_arch = "x86_64"))]
         return f();
     }
@@ -191,7 +191,7 @@ impl<const MANY: bool> Arch for Fused<MANY> {
 }
 
 impl Arch for Plain {
-    const MANY: bool = false;
+    const MANY_REGISTERS: bool = false;
     #[inline(always)]
     fn run<R>(f: impl FnOnce() -> R) -> R {
         f()

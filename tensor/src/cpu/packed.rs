@@ -316,7 +316,7 @@ unsafe fn copy_rows<T: Float, V: Vector<T>, const COUNT: usize>(b: Mat<'_, T>, t
 /// panels, because a panel that is not full leaves multipliers idle. 8·3 accumulators and a row of B just fit in 32
 /// registers; with 16 registers it is always 2.
 pub(super) fn registers_per_row<A: Registers>(registers: usize) -> usize {
-    if A::MANY && registers.is_multiple_of(3) && !registers.is_multiple_of(2) { 3 } else { 2 }
+    if A::MANY_REGISTERS && registers.is_multiple_of(3) && !registers.is_multiple_of(2) { 3 } else { 2 }
 }
 
 /// The most columns of a panel.

@@ -2,7 +2,7 @@
 
 use super::products::Quads;
 use super::quads::{Pixels, QUAD, row_width};
-use super::scores::NUMBERS;
+use super::scores::BLOCK_SLOTS;
 use super::{Head, IN_ORDER, QueryBlock, Role, parts, pixels};
 use crate::bra::geometry::Geometry;
 use rayon::prelude::*;
@@ -12,7 +12,7 @@ use tensor::cpu::registers::Registers;
 use tensor::{Float, Scratch, simd};
 
 /// dqkv (N, H, W, 2D + C) from the gradient of the result, dout (N, H, W, C). The scores are computed again
-/// from `qkv`, and the probabilities from the scores and `lse` (N, heads, H·W).
+/// from `qkv`, and the weights from the scores and `lse` (N, heads, H·W).
 pub fn backward<T: Float>(g: Geometry, qkv: &[T], routes: &[u32], scale: T, lse: &[T], dout: &[T], dqkv: Out<'_, T>) {
     let tokens = g.tokens();
     if tokens == 0 {
@@ -56,48 +56,48 @@ unsafe fn backward_head<T: Float, A: Registers>(head: Head<'_, T>, task: Backwar
     let [key_columns, value_columns, key_rows, dkeys, dvalues] = parts(&mut packed, sizes);
     let mut attended = Attended { key_columns, value_columns, key_rows, dkeys, dvalues };
 
-    // For a block of queries: the queries, and later dout, as columns; both of them and dq as rows; P; and dP, later
-    // dS.
+    // For a block of queries: the queries, and later dout, as columns; both of them and dq as rows; A; and dA, later
+    // s·dS.
     let largest = head.largest_block();
     let [columns, rows, dout_rows] = [d.max(dv), width, v_width].map(|width| largest[0] * largest[1] * QUAD * width);
     let scores = head.score_layout(largest).len();
     let sizes = [columns, rows, dout_rows, rows, scores, scores];
     let mut scratch = Scratch::<T>::new(sizes.iter().sum());
-    let [columns, rows, dout_rows, drows, p, ds] = parts(&mut scratch, sizes);
+    let [columns, rows, dout_rows, drows, weights, slopes] = parts(&mut scratch, sizes);
 
     let (mut routed, mut missing) = (vec![], head.all_missing());
     for QueryBlock { regions, pixels } in head.blocks(0..head.geometry.regions.count()) {
         head.route(regions.clone(), &mut routed);
         head.fetch_next(pixels);
-        for group in head.find_missing(regions.clone(), &mut missing) {
+        for group in head.take_missing(regions.clone(), &mut missing) {
             attended.lay_out::<A>(&head, group);
         }
         let Attended { key_columns, value_columns, key_rows, dkeys, dvalues } = &mut attended;
         let (routed, in_order) = (&routed[..], &IN_ORDER[..pixels.quads()]);
         let layout = head.score_layout([regions.len(), pixels.quads() / regions.len()]);
-        let (p, ds) = (&mut p[..layout.len()], &mut ds[..layout.len()]);
+        let (weights, slopes) = (&mut weights[..layout.len()], &mut slopes[..layout.len()]);
         // Zero where there is no query.
-        let mut logs = [T::zero(); NUMBERS];
+        let mut logs = [T::zero(); BLOCK_SLOTS];
         for (place, region) in pixels.regions() {
             for (logs, &pixel) in logs[place * QUAD..].chunks_exact_mut(QUAD).zip(region) {
                 logs.fill(lse[pixel as usize]);
             }
         }
 
-        // P = exp(s·q·kᵀ − lse); dP = dO·vᵀ; s·dS = s·P∘(dP − Σ P∘dP)
+        // A = exp(s·q·kᵀ − lse); dA = dO·vᵀ; s·dS = s·A∘(dA − Σ A∘dA)
         queries.both::<T, A>(head.qkv, pixels, columns, rows);
-        layout.scores::<T, A>(d, columns, Quads { data: key_columns, quads: routed }, p);
+        layout.scores::<T, A>(d, columns, Quads { data: key_columns, quads: routed }, weights);
         head.results().both::<T, A>(dout, pixels, columns, dout_rows);
-        layout.scores::<T, A>(dv, columns, Quads { data: value_columns, quads: routed }, ds);
-        layout.gradients::<T, A>(head.scale, p, ds, &mut logs);
+        layout.scores::<T, A>(dv, columns, Quads { data: value_columns, quads: routed }, slopes);
+        layout.gradients::<T, A>(head.scale, weights, slopes, &logs);
 
-        // dV += Pᵀ·dO; dK += s·dSᵀ·q; dQ = s·dS·k
+        // dV += Aᵀ·dO; dK += s·dSᵀ·q; dQ = s·dS·k
         let (from, to) = (Quads { data: &*dout_rows, quads: in_order }, Quads { data: &mut **dvalues, quads: routed });
-        layout.by_key(p).times::<A>(v_width, from, to, true);
+        layout.by_key(weights).times::<A>(v_width, from, to, true);
         let (from, to) = (Quads { data: &*rows, quads: in_order }, Quads { data: &mut **dkeys, quads: routed });
-        layout.by_key(ds).times::<A>(width, from, to, true);
+        layout.by_key(slopes).times::<A>(width, from, to, true);
         let (from, to) = (Quads { data: &**key_rows, quads: routed }, Quads { data: &mut *drows, quads: in_order });
-        layout.by_query(ds).times::<A>(width, from, to, false);
+        layout.by_query(slopes).times::<A>(width, from, to, false);
         // SAFETY: nobody else uses this head's channels, guaranteed by the caller.
         unsafe { queries.write::<T, A>(drows, pixels, dqkv, accumulate) };
     }

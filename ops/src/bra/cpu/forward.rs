@@ -2,7 +2,7 @@
 
 use super::products::Quads;
 use super::quads::{Pixels, QUAD, row_width};
-use super::scores::NUMBERS;
+use super::scores::BLOCK_SLOTS;
 use super::{Head, IN_ORDER, QueryBlock, Role, parts, pixels};
 use crate::bra::geometry::Geometry;
 use rayon::prelude::*;
@@ -15,7 +15,7 @@ use tensor::{Float, Scratch, simd};
 /// with more than half as many heads, none is split.
 const TASKS: usize = 32;
 /// The minimum multiply-adds of such a share, about 40 µs of work, because each share lays out its own keys.
-const SHARE: usize = 1 << 22;
+const SHARE_WORK: usize = 1 << 22;
 
 /// out (N, H, W, C) = softmax(scale·q·kᵀ)·v over each query's routed regions, and the log-sum-exp of each query's
 /// scores, lse (N, heads, H·W) in pixel order.
@@ -29,7 +29,7 @@ pub fn forward<T: Float>(g: Geometry, qkv: &[T], routes: &[u32], scale: T, out: 
     let lists = (Pixels::new(&pixels, g.regions.tokens()), routes);
     let heads = g.images * g.heads;
     let work = g.tokens() * g.keys() * g.head_dims().iter().sum::<usize>();
-    let shares = (TASKS / heads).min(work / SHARE).clamp(1, g.regions.count());
+    let shares = (TASKS / heads).min(work / SHARE_WORK).clamp(1, g.regions.count());
     let share = g.regions.count().div_ceil(shares);
     let (out, lse) = (Interleaved::new(out), Interleaved::new(lse));
     simd!(A => (0..heads * shares).into_par_iter().for_each(|task| {
@@ -59,16 +59,16 @@ unsafe fn forward_regions<T: Float, A: Registers>(
     let mut packed = Scratch::<T>::new(sizes.iter().sum());
     let [key_columns, value_rows] = parts(&mut packed, sizes);
 
-    // For a block of queries: the queries as columns; S, later P; and O as rows.
+    // For a block of queries: the queries as columns; the scores, later A; and O as rows.
     let quads = largest[0] * largest[1] * QUAD;
     let sizes = [quads * queries.dim, head.score_layout(largest).len(), quads * v_width];
     let mut scratch = Scratch::<T>::new(sizes.iter().sum());
     let [columns, scores, rows] = parts(&mut scratch, sizes);
 
-    let (mut logs, mut routed, mut missing) = ([T::zero(); NUMBERS], vec![], head.all_missing());
+    let (mut logs, mut routed, mut missing) = ([T::zero(); BLOCK_SLOTS], vec![], head.all_missing());
     for QueryBlock { regions, pixels } in head.blocks(regions) {
         head.route(regions.clone(), &mut routed);
-        for group in head.find_missing(regions.clone(), &mut missing) {
+        for group in head.take_missing(regions.clone(), &mut missing) {
             let pixels = head.pixels_of(group.clone());
             keys.columns::<T, A>(head.qkv, pixels, head.part_of(group.clone(), keys.dim, key_columns));
             values.rows::<T, A>(head.qkv, pixels, head.part_of(group, v_width, value_rows));
@@ -77,7 +77,7 @@ unsafe fn forward_regions<T: Float, A: Registers>(
         let layout = head.score_layout([regions.len(), pixels.quads() / regions.len()]);
         let scores = &mut scores[..layout.len()];
 
-        // S = q·kᵀ; P = softmax(s·S); O = P·v
+        // A = softmax(s·q·kᵀ); O = A·v
         queries.columns::<T, A>(head.qkv, pixels, columns);
         layout.scores::<T, A>(queries.dim, columns, Quads { data: key_columns, quads: routed }, scores);
         layout.softmax::<T, A>(head.scale, scores, &mut logs);

@@ -7,8 +7,8 @@
 //!
 //! In the forward pass a task is a head of an image, or some of the head's regions. In the backward pass it is a whole
 //! head: it owns all of the head's keys, and accumulates their gradients in the order of the regions. So no atomics are
-//! needed, and the results are bit-identical for any number of threads. (A GPU, which needs more tasks than there are
-//! heads, uses the inverted list of the routes instead.)
+//! needed, and the results are bit-identical for any number of threads. (A GPU needs more tasks than there are heads:
+//! there, parts of a head find the queries that attend to them in the inverted list of the routes.)
 
 mod backward;
 mod forward;
@@ -30,7 +30,7 @@ use tensor::Scratch;
 const QUERY_QUADS: usize = 8;
 
 /// Neighbouring regions are laid out together as long as they have at most this many tokens in all.
-const LAID_OUT: usize = 64;
+const GROUP_TOKENS: usize = 64;
 
 /// The quads of a block of queries, in order.
 const IN_ORDER: [u32; QUERY_QUADS] = [0, 1, 2, 3, 4, 5, 6, 7];
@@ -44,7 +44,8 @@ fn parts<T, const N: usize>(mut scratch: &mut [T], sizes: [usize; N]) -> [&mut [
     })
 }
 
-/// The pixels of each region of a map that is not empty, one region after the other: (P, tokens). Each occurs once.
+/// The pixels of each region of a map that is not empty, one region after the other: (P, tokens). A pixel is a token by
+/// its place in the map, row by row. Each occurs once.
 fn pixels(g: Geometry) -> Scratch<u32> {
     assert!(u32::try_from(g.tokens()).is_ok(), "a map of {} tokens", g.tokens());
     let mut pixels = Scratch::new(g.regions.count() * g.regions.tokens());
@@ -100,7 +101,12 @@ impl<'a, T: Copy> Head<'a, T> {
     fn channels(&self, role: Role) -> Channels {
         let g = self.geometry;
         let first = self.image * g.tokens() * g.row() + g.channels(self.index)[role as usize];
-        Channels { first, stride: g.row(), dim: g.head_dims()[usize::from(matches!(role, Role::Value))] }
+        let [d, dv] = g.head_dims();
+        let dim = match role {
+            Role::Query | Role::Key => d,
+            Role::Value => dv,
+        };
+        Channels { first, stride: g.row(), dim }
     }
 
     /// Prefetches the next head's channels at some pixels while this head is being processed: a head's part of a token
@@ -136,7 +142,7 @@ impl<'a, T: Copy> Head<'a, T> {
 
     /// How many neighbouring regions are laid out at a time.
     fn group(&self) -> usize {
-        (LAID_OUT / self.geometry.regions.tokens()).max(1)
+        (GROUP_TOKENS / self.geometry.regions.tokens()).max(1)
     }
 
     /// For each region, whether it is not laid out yet, because no query has attended to its group: initially true for
@@ -145,8 +151,9 @@ impl<'a, T: Copy> Head<'a, T> {
         vec![true; self.geometry.regions.count()]
     }
 
-    /// The groups that some regions attend to and that are not laid out yet. Marks them as laid out.
-    fn find_missing<'t>(
+    /// The groups that some regions attend to and that are not laid out yet, each of which is marked as laid out when the
+    /// iterator gives it: the caller lays it out.
+    fn take_missing<'t>(
         &self,
         regions: Range<usize>,
         missing: &'t mut [bool],

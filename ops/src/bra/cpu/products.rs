@@ -93,7 +93,7 @@ impl ScoreLayout {
                         }
                     };
                 }
-                if A::MANY {
+                if A::MANY_REGISTERS {
                     // On Intel's processors, replicating queries competes with multiplying for execution units; loading
                     // keys does not.
                     tiles!(2 [8 4 1] 1 [8 4 1]);
@@ -251,7 +251,7 @@ impl<T: Float, const ROW: usize, const COLUMN: usize> Weights<'_, T, ROW, COLUMN
                             }
                         };
                     }
-                    if A::MANY {
+                    if A::MANY_REGISTERS {
                         tiles!(2 by [2 1]);
                     }
                     tiles!(1 by [2 1]);

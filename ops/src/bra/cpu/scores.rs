@@ -1,7 +1,7 @@
 //! What becomes of the scores of a block of queries: their softmax over the keys, and its gradient.
 //!
-//! A query's numbers (its largest score, its sum, ..) are stored in four adjacent copies, one for each key of a quad,
-//! as they are used. Exponentials are computed as powers of two, which are cheaper than powers of e; the factor log₂ e
+//! What there is one of for each query (its shift, its sum, ..) is stored in four adjacent copies, one for each key of a
+//! quad, as it is used: in *slots*. Exponentials are computed as powers of two, which are cheaper than powers of e; the factor log₂ e
 //! on the exponents is folded into the scale.
 
 use super::QUERY_QUADS;
@@ -13,8 +13,8 @@ use tensor::cpu::math::Transcendental;
 use tensor::cpu::registers::{Registers, Vector};
 use tensor::{Float, unrolled};
 
-/// Room for the numbers of a block of queries.
-pub(super) const NUMBERS: usize = QUERY_QUADS * SQUARE;
+/// The slots of a block of queries.
+pub(super) const BLOCK_SLOTS: usize = QUERY_QUADS * SQUARE;
 
 /// A register of elements from a place on. The caller vouches for the instruction set, as of [`Vector::zero`].
 macro_rules! load {
@@ -71,26 +71,27 @@ impl ScoreLayout {
         let factors = unsafe { A::Vector::splat(binary) };
         // Padding scores (those without a key) must not become the maximum.
         self.fill_spare(scores, |first_of_query| first_of_query);
-        for (register, log) in self.numbers::<T, A>(logs) {
+        // What is added to a query's exponents, so that the largest power is 1.
+        let mut shifts = [T::zero(); BLOCK_SLOTS];
+        for (register, shift) in self.registers_of::<T, A>(&mut shifts) {
             let largest = fold!(self.along::<T, A>(register), lowest, max, |largest, at| {
                 load!(scores, at).mul(factors).max(largest)
             });
-            // Negative, as it will be added.
-            zero.sub(across!(largest, max)).store(log);
+            zero.sub(across!(largest, max)).store(shift);
         }
         // SAFETY: as above.
-        unsafe { self.powers::<T, A>(binary, scores, logs) };
-        let mut sums = [T::zero(); NUMBERS];
-        let (sums, logs) = (&mut sums[..self.quads() * SQUARE], &mut logs[..self.quads() * SQUARE]);
-        for (register, sum_of_query) in self.numbers::<T, A>(sums) {
+        unsafe { self.powers::<T, A>(binary, scores, &mut shifts) };
+        let mut sums = [T::zero(); BLOCK_SLOTS];
+        let sums = &mut sums[..self.quads() * SQUARE];
+        for (register, sum_of_query) in self.registers_of::<T, A>(sums) {
             let sum = fold!(self.along::<T, A>(register), zero, add, |sum, at| load!(scores, at).add(sum));
             across!(sum, add).store(sum_of_query);
         }
-        for (log, sum) in logs.iter_mut().zip(&mut *sums) {
-            *log = Transcendental::logarithm::<A>(*sum) - *log * T::of(LN_2);
+        for ((log, sum), shift) in logs.iter_mut().zip(&mut *sums).zip(shifts) {
+            *log = Transcendental::logarithm::<A>(*sum) - shift * T::of(LN_2);
             *sum = T::one() / *sum;
         }
-        for (register, inverse) in self.numbers::<T, A>(sums) {
+        for (register, inverse) in self.registers_of::<T, A>(sums) {
             let inverse = load!(inverse, 0);
             for at in self.along::<T, A>(register) {
                 load!(scores, at).mul(inverse).store(&mut scores[at..]);
@@ -98,47 +99,54 @@ impl ScoreLayout {
         }
     }
 
-    /// Takes the products of queries and keys, and the gradients of P, the softmax of factor · product. Overwrites the
-    /// products with P, and the gradients of P with those of the products.
-    pub fn gradients<T: Float, A: Registers>(self, factor: T, p: &mut [T], dp: &mut [T], logs: &mut [T]) {
+    /// Takes the products of queries and keys, and the gradients of A, the softmax of factor · product. Overwrites the
+    /// products with A, and the gradients of A with those of the products. `logs` are what [`Self::softmax`] wrote.
+    pub fn gradients<T: Float, A: Registers>(self, factor: T, a: &mut [T], da: &mut [T], logs: &[T; BLOCK_SLOTS]) {
         A::run(
             #[inline(always)]
             // SAFETY: `A::run` makes sure of the instruction set.
-            || unsafe { self.gradients_here::<T, A>(factor, p, dp, logs) },
+            || unsafe { self.gradients_here::<T, A>(factor, a, da, logs) },
         );
     }
 
     /// # Safety
     /// The machine must have the instruction set `A`.
     #[inline(always)]
-    unsafe fn gradients_here<T: Float, A: Registers>(self, factor: T, p: &mut [T], dp: &mut [T], logs: &mut [T]) {
+    unsafe fn gradients_here<T: Float, A: Registers>(
+        self,
+        factor: T,
+        a: &mut [T],
+        da: &mut [T],
+        logs: &[T; BLOCK_SLOTS],
+    ) {
         // SAFETY: the caller vouches for the instruction set, here and below.
         let (zero, factors) = unsafe { (A::Vector::zero(), A::Vector::splat(factor)) };
-        logs.iter_mut().for_each(|log| *log *= -T::of(LOG2_E));
+        let mut shifts = *logs;
+        shifts.iter_mut().for_each(|shift| *shift *= -T::of(LOG2_E));
         // SAFETY: as above.
-        unsafe { self.powers::<T, A>(factor * T::of(LOG2_E), p, logs) };
+        unsafe { self.powers::<T, A>(factor * T::of(LOG2_E), a, &mut shifts) };
         for register in 0..self.registers::<T, A>() {
             let places = self.along::<T, A>(register);
-            let delta = fold!(places.clone(), zero, add, |sum, at| load!(p, at).mul_add(load!(dp, at), sum));
+            let delta = fold!(places.clone(), zero, add, |sum, at| load!(a, at).mul_add(load!(da, at), sum));
             let delta = across!(delta, add);
             for at in places {
-                load!(dp, at).sub(delta).mul(load!(p, at).mul(factors)).store(&mut dp[at..]);
+                load!(da, at).sub(delta).mul(load!(a, at).mul(factors)).store(&mut da[at..]);
             }
         }
     }
 
-    /// 2^(factor · product + the query's number) in place of each product.
+    /// 2^(factor · product + the query's shift) in place of each product.
     ///
     /// # Safety
     /// The machine must have the instruction set `A`.
     #[inline(always)]
-    unsafe fn powers<T: Float, A: Registers>(self, factor: T, products: &mut [T], numbers: &mut [T]) {
+    unsafe fn powers<T: Float, A: Registers>(self, factor: T, products: &mut [T], shifts: &mut [T]) {
         // SAFETY: the caller vouches for the instruction set.
         let factors = unsafe { A::Vector::splat(factor) };
-        for (register, number) in self.numbers::<T, A>(numbers) {
-            let number = load!(number, 0);
+        for (register, shift) in self.registers_of::<T, A>(shifts) {
+            let shift = load!(shift, 0);
             for at in self.along::<T, A>(register) {
-                load!(products, at).mul_add(factors, number).exp2().store(&mut products[at..]);
+                load!(products, at).mul_add(factors, shift).exp2().store(&mut products[at..]);
             }
         }
         self.fill_spare(products, |_| T::zero());
@@ -160,10 +168,10 @@ impl ScoreLayout {
         }
     }
 
-    /// Each register of the scores with one quad of keys, by its index, with its queries' numbers.
+    /// Each register of the scores with one quad of keys, by its index, with its queries' slots.
     #[inline(always)]
-    fn numbers<T: Float, A: Registers>(self, numbers: &mut [T]) -> impl Iterator<Item = (usize, &mut [T])> {
-        numbers.chunks_exact_mut(A::Vector::<T>::LANES).take(self.registers::<T, A>()).enumerate()
+    fn registers_of<T: Float, A: Registers>(self, slots: &mut [T]) -> impl Iterator<Item = (usize, &mut [T])> {
+        slots.chunks_exact_mut(A::Vector::<T>::LANES).take(self.registers::<T, A>()).enumerate()
     }
 
     /// Where the scores of a register's queries lie, quad by quad of keys.

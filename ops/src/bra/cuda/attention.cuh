@@ -2,7 +2,7 @@
 // head size, without tensor cores.
 //
 // A block takes a tile of a region's queries and iterates over their keys tile by tile (online softmax, with a running
-// maximum); in the last kernel it takes a tile of keys and iterates over queries. P is not stored: the backward pass
+// maximum); in the last kernel it takes a tile of keys and iterates over queries. A is not stored: the backward pass
 // recomputes it from the log-sum-exp. Every gradient has a single owner, which accumulates it in a fixed order.
 
 #include "geometry.cuh"
@@ -100,7 +100,7 @@ __global__ void attend(const T* qkv, const u32* routes, wide<T> scale, T* out, w
     if (threadIdx.x < work.count) lse[query(threadIdx.x)] = most[threadIdx.x] + log(sum[threadIdx.x]);
 }
 
-// The queries' part of dqkv, and delta, shaped like lse: Σⱼ Pⱼ·dPⱼ of each query. With dP = dO·vᵀ, dS = P∘(dP − delta)
+// The queries' part of dqkv, and delta, shaped like lse: Σⱼ Aⱼ·dAⱼ of each query. With dA = dO·vᵀ, dS = A∘(dA − delta)
 // and dQ = s·dS·k; the first pass over the keys finds delta, the second dQ.
 template <typename T>
 __global__ void attend_backward_queries(const T* qkv, const u32* routes, wide<T> scale, const wide<T>* lse, const T* dout,
@@ -165,7 +165,7 @@ __global__ void attend_backward_queries(const T* qkv, const u32* routes, wide<T>
     if (threadIdx.x < work.count) delta[query(threadIdx.x)] = deltas[threadIdx.x];
 }
 
-// The keys' and values' parts of dqkv: a tile of a region's keys collects dV = Pᵀ·dO and dK = s·dSᵀ·q from the regions
+// The keys' and values' parts of dqkv: a tile of a region's keys collects dV = Aᵀ·dO and dK = s·dSᵀ·q from the regions
 // that are routed to it, in their order. A region that nobody chose gets zeros.
 template <typename T>
 __global__ void attend_backward_keys(const T* qkv, const u32* starts, const u32* entries, wide<T> scale,

@@ -1,7 +1,7 @@
 // Attention in bf16 on tensor cores for maps so small that a block holds a whole head of them: products of all queries
 // with all keys, where keys that are not routed get a weight of zero. With regions of a few tokens that is about as fast
 // forward as gathering, which looks up where the keys of each region lie and leaves products half empty; backward it took a
-// quarter less time even when P was computed three times. (Zero times NaN is NaN: one among a
+// quarter less time even when A was computed three times. (Zero times NaN is NaN: one among a
 // head's values reaches all of its queries.) A warp owns rows, queries or, backward, keys: two tiles of 16.
 
 #pragma once
@@ -284,13 +284,13 @@ __device__ __forceinline__ void add_tiles(float (&sums)[OWN_TILES][GROUPS][4], c
     }
 }
 
-// Of two neighbouring queries: log₂ of the denominators of their weights, and the sums of P∘dP.
+// Of two neighbouring queries: log₂ of the denominators of their weights, and the sums of A∘dA.
 struct __align__(16) TwoQueries {
     float denominators[2], deltas[2];
 };
 
-// dqkv, all of it, with P computed once: keys own rows. With dP = dO·Vᵀ, delta = the sum of P∘dP over a query's keys,
-// which is that of dO∘O over its channels, and dS = P∘(dP − delta): dV = Pᵀ·dO, dK = s·dSᵀ·Q, dQ = s·dS·K. The last one is
+// dqkv, all of it, with A computed once: keys own rows. With dA = dO·Vᵀ, delta = the sum of A∘dA over a query's keys,
+// which is that of dO∘O over its channels, and dS = A∘(dA − delta): dV = Aᵀ·dO, dK = s·dSᵀ·Q, dQ = s·dS·K. The last one is
 // a sum over keys, whose warps share dSᵀ through shared memory, `chunk` queries at a time: after each chunk queries own
 // rows. Of two blocks per multiprocessor, one computes while the other loads or stores.
 template <int D>

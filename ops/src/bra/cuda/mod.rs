@@ -88,13 +88,13 @@ fn tiles(g: Geometry, size: usize) -> [usize; 3] {
     [g.regions.count() * g.regions.tokens().div_ceil(size), g.heads, g.images]
 }
 
-/// routes (N, P, k) and logits (N, P, k) of qkv (N, H, W, 2D + C).
+/// routes and their affinities, both (N, P, k), of qkv (N, H, W, 2D + C).
 pub fn route(
     g: Geometry,
     valid: [usize; 2],
     scale: f64,
     qkv: &Tensor,
-    [routes, logits]: [&mut Tensor; 2],
+    [routes, affinities]: [&mut Tensor; 2],
 ) -> Result<()> {
     let (dtype, regions, gpu) = (qkv.dtype(), g.regions.count(), qkv.gpu("bra")?);
     let (pack, of_image) = (16 / dtype.size(), g.tokens() * 2 * g.qk_dim * dtype.size());
@@ -104,13 +104,13 @@ pub fn route(
     let filled = 4 * g.images >= 3 * properties.multiprocessors;
     // In shared memory, all regions' affinities and means.
     let pack_of_sums = 16 / dtype.of_sums().size();
-    let affinities = regions.next_multiple_of(pack_of_sums);
-    let shared = SHARES * regions * affinities + 2 * g.qk_dim * (regions.next_multiple_of(ROWS) | 1);
+    let row = regions.next_multiple_of(pack_of_sums);
+    let shared = SHARES * regions * row + 2 * g.qk_dim * (regions.next_multiple_of(ROWS) | 1);
     let shared = shared * dtype.of_sums().size();
     let fits = regions <= FEW_REGIONS && shared <= properties.shared_memory;
     if fits && in_packs && (filled || of_image <= OF_BLOCK) {
         let launch = KERNELS.launch_on(qkv, "route<T>")?.threads(32 * ROUTING_WARPS).blocks(g.images).shared(shared);
-        let launch = launch.input(qkv)?.extents(valid)?.number(scale, dtype).output(routes)?.output(logits)?;
+        let launch = launch.input(qkv)?.extents(valid)?.number(scale, dtype).output(routes)?.output(affinities)?;
         let launch = launch.int(magic(2 * g.qk_dim / pack));
         // SAFETY: qkv is a map of this geometry, and there is a place for each region's k choices.
         return unsafe { with_geometry(launch, g)?.run() };
@@ -121,7 +121,7 @@ pub fn route(
     // SAFETY: as above, and for its means.
     unsafe { launch.run()? };
     // A warp keeps the affinities of its regions in shared memory, beside what the kernel declares.
-    let of_warp = OWN * affinities * dtype.of_sums().size();
+    let of_warp = OWN * row * dtype.of_sums().size();
     let most = properties.shared_memory - CHOOSING_TILES;
     let warps = (most / 2 / of_warp).clamp(1, WARPS);
     if of_warp > most {
@@ -129,7 +129,7 @@ pub fn route(
     }
     let launch = KERNELS.launch_on(qkv, "choose_regions<T>")?.threads(32 * warps).shared(warps * of_warp);
     let launch = launch.grid([regions.div_ceil(OWN * warps), g.images, 1]).input(&means)?.number(scale, dtype);
-    let launch = launch.output(routes)?.output(logits)?;
+    let launch = launch.output(routes)?.output(affinities)?;
     // SAFETY: there are means for each region of each image, and room for k choices.
     unsafe { launch.extents([regions, g.qk_dim, g.topk])?.run() }
 }

@@ -1,5 +1,5 @@
 // Products in which a warp owns rows, sixteen a tile, and iterates over the others in steps of sixteen, which are columns:
-// the building blocks of all attention on tensor cores. S = Q·Kᵀ comes out laid out as the left operand of P·V. A lane has
+// the building blocks of all attention on tensor cores. S = Q·Kᵀ comes out laid out as the left operand of A·V. A lane has
 // rows lane / 4 and lane / 4 + 8 of a tile, its two `halves`, and of each group of eight columns, two a step, columns 2p and
 // 2p + 1 (p = lane % 4).
 

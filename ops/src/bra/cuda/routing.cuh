@@ -132,7 +132,7 @@ __device__ __forceinline__ void rank(const W* affinities, int regions, int first
     }
 }
 
-// A warp writes the k largest of a region's affinities, ties to the lower index and NaN last: their regions and logits.
+// A warp writes the k largest of a region's affinities, ties to the lower index and NaN last: which regions, and their affinities.
 // Most often all affinities differ, which the sum of k − rank over the ranks below k tells: it is least if there is one of
 // each.
 template <typename T>

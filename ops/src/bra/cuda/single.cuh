@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(SINGLE_THREADS, D > 32 ? 3 : 6)
 }
 
 // dqkv, all of it, as `attend_backward_masked`. A block iterates over the regions that are routed to its keys; their queries
-// are copied while it works on those before. First a warp owns 16 of the queries; then 16 of the keys, for which P and dS
+// are copied while it works on those before. First a warp owns 16 of the queries; then 16 of the keys, for which A and dS
 // are exchanged through shared memory.
 template <int D>
 __global__ void __launch_bounds__(SINGLE_THREADS, D > 32 ? 2 : 4)
@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(SINGLE_THREADS, D > 32 ? 2 : 4)
     dout += i64(image) * (all * v_dim) + head * D;
     lse += i64(image) * (all * heads) + head * all;
     DYNAMIC_SHARED(bf16, shared);
-    const PaddedRows<TILE> weights = {shared}, slopes = {shared + OF_SQUARE}; // P and dS: (queries, keys)
+    const PaddedRows<TILE> weights = {shared}, slopes = {shared + OF_SQUARE}; // A and dS: (queries, keys)
     const PaddedRows<D> keys = {slopes.data + OF_SQUARE}, values = {keys.data + OF_MAP};
     auto maps = [&](int i) { return PaddedRows<D>{values.data + (1 + i) * OF_MAP}; }; // two of queries and dO, in turn
     const OwnTokens<D> own(g);

@@ -120,8 +120,8 @@ __global__ void __launch_bounds__(THREADS<RESIDENT>, BLOCKS<D, RESIDENT>)
     });
 }
 
-// The queries' part of dqkv, and delta, as `attend_backward_queries` of attention.cuh: dS = P∘(dP − delta), dQ = s·dS·K.
-// Delta, the sum of P∘dP over all keys, comes first. If these fit in one tile, P and dP stay in registers; otherwise they
+// The queries' part of dqkv, and delta, as `attend_backward_queries` of attention.cuh: dS = A∘(dA − delta), dQ = s·dS·K.
+// Delta, the sum of A∘dA over all keys, comes first. If these fit in one tile, A and dA stay in registers; otherwise they
 // are computed twice.
 template <int D, bool RESIDENT>
 __global__ void __launch_bounds__(THREADS<RESIDENT>, BLOCKS<D, RESIDENT>)
@@ -146,7 +146,7 @@ __global__ void __launch_bounds__(THREADS<RESIDENT>, BLOCKS<D, RESIDENT>)
         float gradients[2 * PARTS<D>][4] = {}, denominators[2], deltas[2] = {};
 #pragma unroll
         for (int half = 0; half < 2; half++) denominators[half] = lse[pixels.of_half[half]] * LOG2_E;
-        // Of products with a step's keys and values: P, whose P∘dP is added to `sums`.
+        // Of products with a step's keys and values: A, whose A∘dA is added to `sums`.
         auto weigh = [&](float (&products)[2][4], const float (&slopes)[2][4], float (&sums)[2]) {
 #pragma unroll
             for (int i = 0; i < 8; i++) {
@@ -235,7 +235,7 @@ struct QueriesOfTile {
 };
 
 // The keys' and values' parts of dqkv, as `attend_backward_keys` of attention.cuh. A warp owns sixteen keys, and
-// iterates over the queries of all regions that are routed to them: dV = P·dO and dK = s·dS·q, where P and dS (16 keys,
+// iterates over the queries of all regions that are routed to them: dV = A·dO and dK = s·dS·q, where A and dS (16 keys,
 // 16 queries) come out of the preceding products already laid out as left operands.
 template <int D, bool RESIDENT>
 __global__ void __launch_bounds__(THREADS<RESIDENT>, BLOCKS<D, RESIDENT>)

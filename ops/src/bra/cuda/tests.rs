@@ -338,7 +338,7 @@ fn routes_are_those_of_the_cpu() {
         let [here, there] =
             [qkv.clone(), qkv.to_device(&device).unwrap()].map(|qkv| crate::route(&qkv, &attributes).unwrap());
         assert_eq!(there.routes.to_vec::<u32>().unwrap(), here.routes.to_vec::<u32>().unwrap(), "{attributes:?}");
-        let [here, there] = [here, there].map(|routing| routing.logits.to_vec::<f64>().unwrap());
+        let [here, there] = [here, there].map(|routing| routing.affinities.to_vec::<f64>().unwrap());
         assert!(relative_error(&there, &here) < 1e-12, "{attributes:?}");
     }
 }
@@ -362,16 +362,16 @@ fn regions_are_chosen_in_order() {
         }
         let qkv = Tensor::from_slice(&qkv, [2, grid[0], grid[1], g.row()]).unwrap().to_device(&device).unwrap();
         let mut routes = Tensor::empty_on(&device, [2, regions, topk], DType::Index).unwrap();
-        let mut logits = Tensor::empty_on(&device, [2, regions, topk], DType::F32).unwrap();
-        route(g, grid, 1.0, &qkv, [&mut routes, &mut logits]).unwrap();
-        let (routes, logits) = (routes.to_vec::<u32>().unwrap(), logits.to_vec::<f32>().unwrap());
-        for (row, (routes, logits)) in routes.chunks(topk).zip(logits.chunks(topk)).enumerate() {
+        let mut affinities = Tensor::empty_on(&device, [2, regions, topk], DType::F32).unwrap();
+        route(g, grid, 1.0, &qkv, [&mut routes, &mut affinities]).unwrap();
+        let (routes, affinities) = (routes.to_vec::<u32>().unwrap(), affinities.to_vec::<f32>().unwrap());
+        for (row, (routes, affinities)) in routes.chunks(topk).zip(affinities.chunks(topk)).enumerate() {
             let of = |region: usize| key(row / regions, region);
             let mut expected: Vec<usize> = (0..regions).collect();
             expected.sort_by(|&a, &b| of(a).is_nan().cmp(&of(b).is_nan()).then(of(b).total_cmp(&of(a))));
-            for ((&expected, &route), &logit) in expected.iter().zip(routes).zip(logits) {
+            for ((&expected, &route), &affinity) in expected.iter().zip(routes).zip(affinities) {
                 assert_eq!(route as usize, expected, "{g:?}, {row}");
-                assert!(logit == of(expected) || of(expected).is_nan() && logit.is_nan());
+                assert!(affinity == of(expected) || of(expected).is_nan() && affinity.is_nan());
             }
         }
     }

@@ -67,7 +67,7 @@ unsafe fn correlate_row<T: Float, A: Registers, const K: usize>(
     row: usize,
     mut y: MapMut<'_, T>,
 ) {
-    in_registers!(T, A, g.channels, [2 if A::MANY, 1], (channels, V, COUNT) => {
+    in_registers!(T, A, g.channels, [2 if A::MANY_REGISTERS, 1], (channels, V, COUNT) => {
         for channel in channels.step_by(COUNT * V::<T, A>::LANES) {
             let mut column = 0;
             while column < g.width {

@@ -49,7 +49,7 @@ const PIXELS: usize = 4;
 /// How many rows of a kernel of extent `k` keep their sums in registers at once: as many as fit beside the pixels of
 /// dy, one pixel of x, and the bias's sum.
 const fn rows_together<A: Registers>(k: usize) -> usize {
-    let registers = if A::MANY { 32 } else { 16 };
+    let registers = if A::MANY_REGISTERS { 32 } else { 16 };
     let rows = (registers - PIXELS - 2) / k;
     if rows < k { rows } else { k }
 }
