@@ -8,7 +8,6 @@ use autograd::Tape;
 use data::Loader;
 use model::{BiFormer, Mode};
 use serde::{Deserialize, Serialize};
-use std::cmp::Ordering;
 use tensor::{DType, Device, Tensor};
 
 /// How well a number of images were classified.
@@ -161,16 +160,15 @@ fn verdict(row: &[f32], label: u32) -> Result<(u32, f64, Score)> {
 }
 
 /// The score of a row of logits, without its loss.
+#[expect(clippy::neg_cmp_op_on_partial_ord, reason = "NaN is neither less nor not less")]
 fn score(row: &[f32], label: u32) -> Result<Score> {
     let classes = row.len();
     let own = row.get(label as usize).copied().with_context(|| format!("label {label} of {classes} classes"))?;
-    // Not simply x > own: a row of NaN is not right.
-    let wins = |(class, x): (usize, &f32)| match x.partial_cmp(&own) {
-        Some(Ordering::Less) => false,
-        Some(Ordering::Equal) => class < label as usize,
-        _ => true,
-    };
-    let before = row.iter().enumerate().filter(|&entry| wins(entry)).count();
+    // Of equal ones, the lower class; and NaN comes before all, so a row of NaN is not right. Sums of comparisons, as a
+    // GPU waits for this after each step: a branch for each logit takes ten times as long.
+    let (lower, others) = row.split_at(label as usize);
+    let before = lower.iter().map(|&x| u32::from(!(x < own))).sum::<u32>()
+        + others.iter().map(|&x| u32::from(!(x <= own))).sum::<u32>();
     Ok(Score { loss: 0.0, right: u64::from(before == 0), right_in_five: u64::from(before < 5), images: 1 })
 }
 

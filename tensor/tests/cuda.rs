@@ -59,7 +59,12 @@ fn types_become_each_other() {
     let Some(gpu) = Gpu::for_tests(1) else { return };
     let (device, types) = (Device::Cuda(gpu), [DType::F32, DType::F64, DType::Bf16]);
     for (from, to) in types.into_iter().flat_map(|from| types.map(|to| (from, to))) {
-        let here = Tensor::from_slice(&numbers(37), [37]).unwrap().cast(from).unwrap();
+        // Also numbers beside a tie of bf16's that f32 cannot tell from it.
+        let beside = [1.0, 3.0]
+            .map(|odd| 1.0 + odd * 2f64.powi(-8))
+            .map(|tie| [-1.0, 0.0, 1.0].map(|i| tie + i * 2f64.powi(-40)));
+        let values = [numbers(37).into_iter().map(f64::from).collect(), beside.concat()].concat();
+        let here = Tensor::from_slice(&values, [values.len()]).unwrap().cast(from).unwrap();
         let there = here.to_device(&device).unwrap().cast(to).unwrap();
         let [expected, found] = [here.cast(to).unwrap(), there].map(|x| x.cast(DType::F64).unwrap().to_vec::<f64>());
         assert_eq!(found.unwrap(), expected.unwrap(), "{from} to {to}");

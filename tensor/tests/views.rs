@@ -187,6 +187,20 @@ fn casting_rounds_to_nearest() {
     assert_eq!(halved.to_vec::<f32>().unwrap(), [1.0, 1.0 + 2f32.powi(-7)]);
 }
 
+/// Neighbours of bf16's ties, which f32 cannot tell from these.
+#[test]
+fn a_double_is_rounded_to_bf16_once() {
+    let (tie, little) = (1.0 + 2f64.powi(-8), 2f64.powi(-40));
+    let values = [tie - little, tie, tie + little, -tie - little, tie + 3.0 * little, 1e300, 3.396e38, f64::NAN, -0.0];
+    let t = Tensor::from_slice(&values, [values.len()]).unwrap().cast(DType::Bf16).unwrap();
+    let found = t.cast(DType::F32).unwrap().to_vec::<f32>().unwrap();
+    let (above, infinity) = (1.0 + 2f32.powi(-7), f32::INFINITY);
+    let expected = [1.0, 1.0, above, -above, above, infinity, infinity, f32::NAN, -0.0];
+    for (value, (found, expected)) in values.into_iter().zip(found.into_iter().zip(expected)) {
+        assert!(found.to_bits() == expected.to_bits() || found.is_nan() && expected.is_nan(), "{value}: {found}");
+    }
+}
+
 #[test]
 fn parts_are_joined_in_order() {
     let parts = [&[1u32, 2][..], &[], &[3, 4, 5, 6]].map(|part| Tensor::from_slice(part, [part.len() / 2, 2]).unwrap());

@@ -64,14 +64,12 @@ impl From<String> for Problem {
 
 type Result<T> = std::result::Result<T, Problem>;
 
-/// The tensors of a file. If the dictionary that was saved contains others, as those of training programs do: those of
+/// The tensors of a file that is open; `path` names it in errors. If the dictionary that was saved contains others, as those of training programs do: those of
 /// its entry `model`, or else `state_dict`, `model_state_dict` or `module`; or its own; or those of the only one that
 /// has any.
-pub fn read(path: &Path) -> crate::error::Result<TensorFile> {
+pub fn read(file: File, path: &Path) -> crate::error::Result<TensorFile> {
     let shown = path.display().to_string();
-    let io = |cause| Error::Io { path: shown.clone(), cause };
-    let file = File::open(path).map_err(io)?;
-    let length = file.metadata().map_err(io)?.len();
+    let length = file.metadata().map_err(|cause| Error::Io { path: shown.clone(), cause })?.len();
     // What its tensors take is not known before the pickle has been read; most are not compressed, and read one by one.
     ensure_free(path, length)?;
     parse(file, length).map_err(|problem| match problem {

@@ -10,7 +10,7 @@
 //! Several pieces of work can be aside, which execute in order. How much memory they keep is limited: a new piece joins
 //! the first ones, if need be.
 
-use super::pool::Block;
+use super::pool::{Block, GpuStats};
 use super::{Gpu, Mark, Stream};
 use crate::{Error, Result, Tensor, lock};
 use std::cell::Cell;
@@ -31,9 +31,15 @@ thread_local! {
     static ASIDE_ON: Cell<*const Gpu> = const { Cell::new(std::ptr::null()) };
 }
 
-/// Work aside may keep one in so many bytes of all tensors: so little more memory makes no difference to a user. One piece
-/// may always be aside, whatever it keeps.
+/// Work aside may keep one in so many bytes of all tensors, as so little more memory makes no difference to a user; or, in
+/// a backward pass, which frees memory as it goes, half of what was needed before and is not any more. One piece may
+/// always be aside, whatever it keeps.
 const OF_BYTES: usize = 100;
+
+/// What work aside may keep.
+fn budget(GpuStats { in_use, peak_in_use, .. }: GpuStats) -> usize {
+    (in_use / OF_BYTES).max(peak_in_use.saturating_sub(in_use) / 2)
+}
 
 /// A piece of work that is aside: where it ends, what it reads, and what it has used.
 pub(super) struct Pending {
@@ -101,7 +107,7 @@ impl Gpu {
         // Locked to the end: a join by another thread must not miss a part of the work.
         let mut aside = lock(&self.aside);
         let reads: Vec<Tensor> = reads.iter().map(|&tensor| tensor.clone()).collect();
-        let (own, most) = (reads.iter().map(Tensor::bytes).sum::<usize>(), self.stats().in_use / OF_BYTES);
+        let (own, most) = (reads.iter().map(Tensor::bytes).sum::<usize>(), budget(self.stats()));
         self.join_while(&mut aside, |aside| own + aside.iter().map(Pending::kept).sum::<usize>() > most)?;
         // From now on what other threads return is held back: their requests are not ordered before this work.
         let diverted = Diverted::new(self);

@@ -28,6 +28,19 @@ __global__ void put_packs(const T* from, Layout source, T* to, Layout target, in
     store_pack(to, pack, N);
 }
 
+// What is to be narrowed to `To`. A double on its way to bf16 is first rounded to odd, so that the second rounding sees what
+// the first one drops (as on the CPU, `rounding.rs`).
+template <typename To, typename W>
+__device__ __forceinline__ wide<To> to_be_narrowed(W x) {
+    return wide<To>(x);
+}
+template <>
+__device__ __forceinline__ float to_be_narrowed<bf16, double>(double x) {
+    const float near = float(x);
+    if (double(near) == x || x != x) return near;
+    return __uint_as_float((__float_as_uint(near) - (fabs(double(near)) > fabs(x))) | 1);
+}
+
 // A thread converts a pack of the narrower type, and so loads or stores two or four of the wider one: with fewer bytes on
 // their way for each thread, starting threads takes longer than moving what they move.
 template <typename From, typename To>
@@ -38,7 +51,7 @@ __global__ void convert(const From* from, To* to, i64 count) {
     Pack<From, N> in = load_pack<From, N>(from + i, count - i);
     Pack<To, N> out;
 #pragma unroll
-    for (int j = 0; j < N; j++) out.at[j] = narrow<To>(wide<To>(widen(in.at[j])));
+    for (int j = 0; j < N; j++) out.at[j] = narrow<To>(to_be_narrowed<To>(widen(in.at[j])));
     store_pack(to + i, out, count - i);
 }
 

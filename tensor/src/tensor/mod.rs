@@ -5,7 +5,7 @@ mod carried;
 mod place;
 mod view;
 
-use crate::cpu::pairs::rounding::round_all;
+use crate::cpu::pairs::rounding::{nearest_of_f64, round_all};
 use crate::cuda::{Memory, elements};
 use crate::memory::reserve;
 use crate::{Buffer, DType, Device, Element, Error, OUT_OF_MEMORY, Result, Shape, shape::Strides};
@@ -130,15 +130,16 @@ impl Tensor {
         }) || self.count() == 0
     }
 
-    /// The elements of a contiguous tensor.
+    /// The elements of a contiguous tensor. Errors: [`Error::DType`] if they are of another type than `T`,
+    /// [`Error::NotContiguous`], [`Error::Device`] on a GPU.
     pub fn as_slice<T: Element>(&self, op: &'static str) -> Result<&[T]> {
         self.ensure_dtype(op, T::DTYPE)?;
         self.ensure_contiguous(op)?;
         Ok(&self.host(op)?.slice()[self.offset..][..self.count()])
     }
 
-    /// The elements of a contiguous tensor, to be written. [`Error::Shared`] while another tensor shares the buffer,
-    /// even if it sees other elements of it.
+    /// The elements of a contiguous tensor, to be written. Errors: those of [`Self::as_slice`], and [`Error::Shared`]
+    /// while another tensor shares the buffer, even if it sees other elements of it.
     pub fn as_mut_slice<T: Element>(&mut self, op: &'static str) -> Result<&mut [T]> {
         self.ensure_dtype(op, T::DTYPE)?;
         self.ensure_contiguous(op)?;
@@ -147,7 +148,8 @@ impl Tensor {
         Ok(&mut buffer.slice_mut()[range])
     }
 
-    /// The bytes of a contiguous tensor, to be written. [`Error::Shared`] while another tensor shares the buffer.
+    /// The bytes of a contiguous tensor, to be written. Errors: [`Error::Shared`] while another tensor shares the buffer,
+    /// [`Error::NotContiguous`], [`Error::Device`] on a GPU.
     pub fn as_mut_bytes(&mut self, op: &'static str) -> Result<&mut [u8]> {
         self.ensure_contiguous(op)?;
         let size = self.dtype.size();
@@ -342,8 +344,8 @@ impl Tensor {
         }
     }
 
-    /// The elements converted to another type. Floating-point types convert to each other, rounding to nearest;
-    /// conversions from or to indices are [`Error::DType`].
+    /// The elements converted to another type. Floating-point types convert to each other, rounding to nearest, ties to
+    /// even (to bf16 on a CPU, numbers below 2⁻¹²⁶ become zero); conversions from or to indices are [`Error::DType`].
     pub fn cast(&self, dtype: DType) -> Result<Tensor> {
         if dtype == self.dtype {
             return Ok(self.clone());
@@ -359,7 +361,7 @@ impl Tensor {
                 Ok(rounded)
             }
             (DType::F64, DType::F32) => self.converted(dtype, |x: f64| x as f32),
-            (DType::F64, DType::Bf16) => self.converted(dtype, bf16::from_f64),
+            (DType::F64, DType::Bf16) => self.converted(dtype, nearest_of_f64),
             (DType::Bf16, DType::F32) => self.converted(dtype, bf16::to_f32),
             (DType::Bf16, DType::F64) => self.converted(dtype, bf16::to_f64),
             _ => Err(Error::DType { op: "cast", expected: "floating-point", actual: DType::Index }),

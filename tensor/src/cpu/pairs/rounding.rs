@@ -1,4 +1,4 @@
-//! Rounds f32 to bf16: to nearest, ties to even. NaN stays NaN, and f32 denormals become zero, as in the processors'
+//! Rounds to bf16: to nearest, ties to even. NaN stays NaN, and f32 denormals become zero, as in the processors'
 //! own conversions.
 
 use crate::cpu::isa::Isa;
@@ -31,6 +31,17 @@ pub fn nearest(value: f32) -> bf16 {
     let (zero, quiet) = (bits >> 16 & 0x8000, bits >> 16 | 0x40);
     let normal = if bits & 0x7F80_0000 == 0 { zero } else { rounded };
     bf16::from_bits(if value.is_nan() { quiet } else { normal } as u16)
+}
+
+/// One value in f64. It becomes an f32 first, but rounded to odd: what that drops leaves a 1 in the last place, so that the
+/// second rounding does not take it for a tie, or for the lower side of one.
+pub fn nearest_of_f64(value: f64) -> bf16 {
+    let near = value as f32;
+    if f64::from(near) == value || value.is_nan() {
+        return nearest(near);
+    }
+    let toward_zero = near.to_bits() - u32::from(f64::from(near).abs() > value.abs());
+    nearest(f32::from_bits(toward_zero | 1))
 }
 
 /// By the processor's own conversion.

@@ -184,6 +184,12 @@ inline float from_bits(uint32_t bits) {
     return value;
 }
 
+inline uint32_t to_bits(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, 4);
+    return bits;
+}
+
 inline unsigned short round_to_bf16(float value) {
     uint32_t bits;
     memcpy(&bits, &value, 4);
@@ -410,6 +416,7 @@ inline unsigned __ballot_sync(unsigned, int predicate) {
 }
 
 inline float __uint_as_float(unsigned bits) { return emulated::from_bits(bits); }
+inline unsigned __float_as_uint(float value) { return emulated::to_bits(value); }
 inline float __int_as_float(int bits) { return emulated::from_bits(static_cast<uint32_t>(bits)); }
 inline unsigned __umulhi(unsigned a, unsigned b) { return static_cast<unsigned>(uint64_t(a) * b >> 32); }
 inline unsigned atomicInc(unsigned* counter, unsigned last) {
