@@ -53,9 +53,9 @@ fn backward_rows<T: Float, A: Arch>(dy: &[T], y: &[T], channels: usize, out: Out
 /// dx = y·(dy − Σ dy·y) for one row.
 #[inline(always)]
 fn backward_row<T: Float, A: Arch>(dy: &[T], y: &[T], out: Out<'_, T>) {
-    let mean = sum_map2(dy, y, |dy, y| dy * y);
+    let delta = sum_map2(dy, y, |dy, y| dy * y);
     for ((dx, &dy), &y) in out.data.iter_mut().zip(dy).zip(y) {
-        *dx = A::mul_add(y, dy - mean, if out.accumulate { *dx } else { T::zero() });
+        *dx = A::mul_add(y, dy - delta, if out.accumulate { *dx } else { T::zero() });
     }
 }
 
