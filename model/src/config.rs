@@ -90,11 +90,11 @@ pub struct ModelConfig {
     pub depth: Vec<usize>,
     /// Channels per stage, up to 65536; where a stage routes, a multiple of `head_dim`.
     pub embed_dim: Vec<usize>,
-    /// Attention: k > 0 routes each region to k regions, up to S·S; -1 is plain full attention; -2 is full attention
+    /// Attention: k > 0 routes each region to k regions, up to all; -1 is plain full attention; -2 is full attention
     /// with local context. In the `biformer_stl_nchw` family -1 has local context, too, as published.
     pub topks: Vec<i64>,
-    /// S: regions along each side of the map, S·S in all; 1 to 64, or one such number for each stage: `[8, 4, 2, 1]`.
-    /// In the `biformer_stl_nchw` family, as published, a side that S does not divide has regions of the size rounded
+    /// Regions along each side of the map (S in the paper): 1 to 64, or one such number for each stage: `[8, 4, 2, 1]`.
+    /// In the `biformer_stl_nchw` family, as published, a side that `n_win` does not divide has regions of the size rounded
     /// down, and so may have more of them.
     pub n_win: PerStage<usize>,
     /// Channels of a head in routed attention.

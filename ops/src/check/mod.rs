@@ -5,7 +5,7 @@
 //! |---|---|
 //! | `gradient.rs` | value against the reference; gradient against differences and against dual numbers |
 //! | `device.rs` | a GPU against the CPU |
-//! | `laws.rs` | what must hold of any operation: linearity, repeatability, views, operands used twice |
+//! | `laws.rs` | what must hold of any operation: linearity, the same bits again, views, operands used twice, .. |
 //! | `mutants.rs` | backward rules broken on purpose, each of which the gradient check must catch |
 
 pub mod device;

@@ -46,12 +46,12 @@ __global__ void softmax_backward(const T* dy, const T* y, T* dx, int accumulate,
 #pragma unroll
         for (int j = 0; j < N; j++) sum += (widen(upstream.at[j]) - offset) * widen(value.at[j]);
     }
-    W mean = warp_sum(sum);
+    W delta = warp_sum(sum);
     for (int c = lane() * N; c < channels; c += 32 * N) {
         Pack<T> upstream = load_pack(dy + c, channels - c), value = load_pack(y + c, channels - c);
         W values[N];
 #pragma unroll
-        for (int j = 0; j < N; j++) values[j] = widen(value.at[j]) * (widen(upstream.at[j]) - offset - mean);
+        for (int j = 0; j < N; j++) values[j] = widen(value.at[j]) * (widen(upstream.at[j]) - offset - delta);
         put_pack(dx + c, values, channels - c, accumulate);
     }
 }
