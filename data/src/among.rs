@@ -4,12 +4,20 @@ use crate::imagenet::other_name;
 use crate::{Dataset, Error, Result, Sample, Statistics};
 use std::path::Path;
 use std::sync::Arc;
+use unicode_normalization::UnicodeNormalization;
 
 /// The place of a class among others, by its name; a class of ImageNet may have its folder's name (`n01440764`) in one
 /// place and its own (`tench`) in the other.
 pub fn class_among(name: &str, classes: &[String]) -> Option<usize> {
     let place = |name: &str| classes.iter().position(|class| class == name);
     place(name).or_else(|| place(other_name(name)?))
+}
+
+/// Whether two names of classes differ in nothing but capitals, or in how Unicode spells their letters (an archive made on
+/// a Mac may have é as two characters).
+pub fn look_alike(a: &str, b: &str) -> bool {
+    let [a, b] = [a, b].map(|name| name.nfc().collect::<String>().to_lowercase());
+    a == b
 }
 
 /// A data set with its labels renumbered as indices into `classes`, among which all of the data set's classes must be,

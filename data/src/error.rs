@@ -1,6 +1,6 @@
 //! What can go wrong between a file and a batch.
 
-use crate::{Split, extensions};
+use crate::{Split, extensions, look_alike};
 use std::path::{Path, PathBuf};
 
 /// The result of everything in this crate that can fail.
@@ -61,7 +61,8 @@ pub enum Error {
         classes: usize,
     },
     /// Classes are none of those that are known.
-    #[error("{} none of the {} that are known: {}", those(names), classes.len(), listed(classes))]
+    #[error("{} none of the {} that are known: {}{}", those(names), classes.len(), listed(classes),
+        spelt_otherwise(names, classes))]
     UnknownClasses {
         /// The classes.
         names: Vec<String>,
@@ -77,11 +78,13 @@ pub enum Error {
         cause: String,
     },
     /// A test of an image folder has classes that the training images have not.
-    #[error("{} has classes that {} has not: {}; add images of them there, or take them out", test.display(),
-        train.display(), listed(classes))]
+    #[error("{} has classes that {} has not: {}; add images of them there, or take them out{}", test.display(),
+        train.display(), listed(classes), spelt_otherwise(classes, taught))]
     UntaughtClasses {
         /// The training folder.
         train: PathBuf,
+        /// Its classes.
+        taught: Vec<String>,
         /// The evaluation folder.
         test: PathBuf,
         /// The classes.
@@ -196,6 +199,14 @@ fn those(names: &[String]) -> String {
         [name] => format!("the class \"{name}\" is"),
         names => format!("the {} classes {} are", names.len(), listed(names)),
     }
+}
+
+/// A hint at names of which the known ones are the same, but for their spelling.
+fn spelt_otherwise(names: &[String], known: &[String]) -> String {
+    let alike = names.iter().find_map(|name| Some((name, known.iter().find(|known| look_alike(name, known))?)));
+    alike.map_or_else(String::new, |(name, known)| {
+        format!("; \"{name}\" and \"{known}\" differ in capitals or in how an accent is stored: rename one")
+    })
 }
 
 /// What the first of several errors say, and how many others there are.

@@ -56,7 +56,7 @@ mod room;
 mod shrink;
 mod transform;
 
-pub use among::{among, class_among};
+pub use among::{among, class_among, look_alike};
 pub use augmentation::{Augmentation, Crop, EraseFill, Fill};
 pub use batch::{Batch, MicroBatch, Skipped, Targets};
 pub use dataset::{Dataset, Sample, Split, Statistics, open, undivided};

@@ -14,6 +14,8 @@ const EXTENSIONS: [&str; 14] =
     ["png", "jpg", "jpeg", "jpe", "jfif", "webp", "bmp", "tif", "tiff", "ppm", "pgm", "pbm", "pam", "pnm"];
 /// How many extensions a message lists.
 const LISTED: usize = 5;
+/// Folders of file systems, which most users cannot read, and of Synology's, with small copies of each image.
+const OF_THE_SYSTEM: [&str; 4] = ["lost+found", "System Volume Information", "$RECYCLE.BIN", "@eaDir"];
 
 /// The files below a folder that are not hidden.
 #[derive(Default)]
@@ -24,7 +26,7 @@ pub(crate) struct Listing {
 }
 
 impl Listing {
-    /// Walks through `folder` and the folders below it that are not hidden, each once. Symbolic links are followed,
+    /// Walks through `folder` and the folders below it that are neither hidden nor the system's, each once. Symbolic links are followed,
     /// except those that lead to an enclosing folder.
     ///
     /// Errors: [`Error::Io`].
@@ -44,6 +46,9 @@ impl Listing {
         entries.sort_unstable_by_key(DirEntry::file_name);
         for entry in entries {
             let path = entry.path();
+            if is_of_the_system(&entry.file_name()) {
+                continue;
+            }
             if !is_folder(&entry)? {
                 match is_picture(&path) {
                     true => self.images.push(path),
@@ -161,6 +166,11 @@ pub(crate) fn visible(folder: &Path) -> Result<impl Iterator<Item = Result<DirEn
 pub(crate) fn is_folder(entry: &DirEntry) -> Result<bool> {
     let kind = entry.file_type().map_err(Error::io(&entry.path()))?;
     Ok(kind.is_dir() || kind.is_symlink() && entry.path().is_dir())
+}
+
+/// Whether a folder of this name is the system's, and holds nothing to learn from.
+pub(crate) fn is_of_the_system(name: &OsStr) -> bool {
+    OF_THE_SYSTEM.iter().any(|of_the_system| name == *of_the_system)
 }
 
 /// How images are named, in any case of letters, for messages: `.png, .jpg, ..`.

@@ -197,7 +197,10 @@ fn pixels(bytes: &[u8]) -> std::result::Result<RgbImage, String> {
     // Its size as RGB counts, too: there, a pixel of one byte, or of one bit, takes three bytes.
     let (decoded, rgb) = (decoder.total_bytes(), 3 * u64::from(width) * u64::from(height));
     if decoded.max(rgb) > MAX_DECODED {
-        return Err(format!("{width}x{height} pixels need more than {} MiB", MAX_DECODED >> 20));
+        return Err(format!(
+            "{width}x{height} pixels take more than {} MiB, the most that is read; make it smaller elsewhere",
+            MAX_DECODED >> 20
+        ));
     }
     let orientation = decoder.orientation().unwrap_or(Orientation::NoTransforms);
     // While it is turned, or turned into bytes of RGB, it is there twice.

@@ -164,19 +164,16 @@ impl RoutedAttention {
         };
         let lepe = self.lepe.as_ref().map(|lepe| lepe.parameters(pass));
         let lepe = lepe.as_ref().map(|[weight, bias]| [weight, bias]);
-        let routed = if self.soft {
-            ops::bra_composed(&qkv, lepe, &attributes, ops::RouteKind::Soft)?
-        } else {
-            let routed = ops::bra(&qkv, lepe, &attributes)?;
-            let reads = Reads::Routed(regions, &routed.routes);
-            pass.record_attention_weights(&self.name, map, || AttentionWeights {
-                qkv: qkv.value(),
-                heads: self.heads,
-                scale: attributes.scale,
-                reads,
-            })?;
-            routed
+        let routed = match self.soft {
+            true => ops::bra_composed(&qkv, lepe, &attributes, ops::RouteKind::Soft)?,
+            false => ops::bra(&qkv, lepe, &attributes)?,
         };
+        pass.record_attention_weights(&self.name, map, || AttentionWeights {
+            qkv: qkv.value(),
+            heads: self.heads,
+            scale: attributes.scale,
+            reads: Reads::Routed { regions, routes: &routed.routes, soft: self.soft },
+        })?;
         pass.record_routes(Routes { name: self.name.clone(), indices: routed.routes, regions, map });
         crop(routed.out, padded, map)
     }

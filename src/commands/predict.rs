@@ -17,6 +17,7 @@ use model::{BiFormer, Factors, Mode, Pass, Trace};
 use rayon::prelude::*;
 use serde::Serialize;
 use std::borrow::Cow;
+use std::collections::HashSet;
 use std::io;
 use std::path::{Path, PathBuf};
 use tensor::{DType, Tensor};
@@ -226,8 +227,8 @@ impl Listed {
 struct AttentionMaps<'a> {
     file: &'a Path,
     point: [f64; 2],
-    /// The pictures' names, and what the model saw of them.
-    seen: Vec<(String, data::Image)>,
+    /// The pictures' files, and what the model saw of them.
+    seen: Vec<(PathBuf, data::Image)>,
     /// The traces of the passes over these pictures.
     traces: Vec<Trace>,
     /// How many readable pictures there are in all, whether drawn or not.
@@ -255,8 +256,7 @@ impl<'a> AttentionMaps<'a> {
         for (path, pixels) in pictures.filter_map(|(path, loaded)| Some((path, loaded.as_ref().ok()?))) {
             self.readable += 1;
             if !full {
-                let name = printable(path.file_name().unwrap_or_default().display());
-                self.seen.push((name, transform.picture(pixels)?));
+                self.seen.push((path.clone(), transform.picture(pixels)?));
             }
         }
         if !full && self.readable > before {
@@ -274,8 +274,24 @@ impl<'a> AttentionMaps<'a> {
         if shown == 0 {
             return Ok(());
         }
-        attention::draw(&self.seen, &Trace::joined(self.traces)?, self.point, self.file)
+        let (files, images): (Vec<PathBuf>, Vec<data::Image>) = self.seen.into_iter().unzip();
+        let images: Vec<_> = short_names(&files).into_iter().zip(images).collect();
+        attention::draw(&images, &Trace::joined(self.traces)?, self.point, self.file)
     }
+}
+
+/// What files are called on a page: by their names or, if that does not tell them apart, with the folders that they are in.
+fn short_names(files: &[PathBuf]) -> Vec<String> {
+    let name = |file: &Path| printable(file.file_name().unwrap_or_default().display());
+    let names: Vec<String> = files.iter().map(|file| name(file)).collect();
+    if names.iter().collect::<HashSet<_>>().len() == names.len() {
+        return names;
+    }
+    let in_folder = |file: &PathBuf| match file.parent().map(name).filter(|folder| !folder.is_empty()) {
+        Some(folder) => format!("{folder}/{}", name(file)),
+        None => name(file),
+    };
+    files.iter().map(in_folder).collect()
 }
 
 /// A point, X,Y, inside a picture.

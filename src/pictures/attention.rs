@@ -37,12 +37,12 @@ pub fn draw(images: &[(String, data::Image)], trace: &Trace, point: [f64; 2], pa
     let shown = images.iter().take(ROWS).map(|(_, image)| on_page(image)).collect::<Result<Vec<_>>>()?;
     let heads: Vec<[String; 2]> = columns.iter().map(Column::head).collect();
     let subtitle = "The weights of the token there, mean of all heads.";
-    let mut page =
-        Gallery::new("What a point attends to", subtitle, &heads, &shown.iter().map(ringed).collect::<Vec<_>>())?;
+    let names: Vec<String> = images.iter().take(ROWS).map(|(name, _)| name.clone()).collect();
+    let ringed_images: Vec<RgbImage> = shown.iter().map(ringed).collect();
+    let mut page = Gallery::new("What a point attends to", subtitle, &heads, &ringed_images, &names)?;
     let shade = |pixel, step, steps| overlay::lit(pixel, ((steps - step) as f32 / steps as f32).powi(2));
     page.legend(&overlay::legend("the point", "weight, most to least", shade))?;
-    for (row, (image, (name, _))) in shown.iter().zip(images).enumerate() {
-        page.name(row, name)?;
+    for (row, image) in shown.iter().enumerate() {
         for (index, column) in columns.iter().enumerate() {
             let drawn = overlay::weighed(image, column.map, column.of(row));
             page.place(row, index + 1, &ringed(&drawn));
@@ -85,7 +85,7 @@ impl<'a> Column<'a> {
 #[cfg(test)]
 mod tests {
     use super::super::BLUE;
-    use super::super::gallery::{GAP, HEAD, MARGIN, SIDE};
+    use super::super::gallery::{GAP, HEAD, MARGIN, NAMED_GAP, SIDE};
     use super::*;
     use image::Rgb;
 
@@ -103,10 +103,10 @@ mod tests {
     fn what_weighs_is_lit_in_its_images_row() -> Result<()> {
         let weights = Tensor::from_slice(&[0.0, 0.5, 0.5, 0.0, 0.25, 0.0, 0.0, 0.75f32], [2, 2, 2])?;
         let page = drawn(2, vec![weights])?;
-        assert_eq!(page.dimensions(), (2 * (MARGIN + SIDE) + GAP, HEAD + 2 * SIDE + GAP + MARGIN));
+        assert_eq!(page.dimensions(), (2 * (MARGIN + SIDE) + GAP, HEAD + 2 * SIDE + NAMED_GAP + MARGIN));
         let pixel = Rgb([90; 3]);
         let at = |row: u32, token: u32| {
-            let (left, top) = (MARGIN + SIDE + GAP, HEAD + row * (SIDE + GAP));
+            let (left, top) = (MARGIN + SIDE + GAP, HEAD + row * (SIDE + NAMED_GAP));
             page[(left + token % 2 * SIDE / 2 + 30, top + token / 2 * SIDE / 2 + 30)]
         };
         let (one, third, none) = (overlay::lit(pixel, 1.0), overlay::lit(pixel, 1.0 / 3.0), overlay::dimmed(pixel));
@@ -128,7 +128,7 @@ mod tests {
             let message = format!("{:#}", drawn(2, vec![wrong]).expect_err(problem));
             assert!(message.contains("stages.0.0.attn") && message.contains(problem), "{message}");
         }
-        assert!(drawn(40, vec![Tensor::full([40, 3, 3], 0.5f32)])?.height() < HEAD + 33 * (SIDE + GAP));
+        assert!(drawn(40, vec![Tensor::full([40, 3, 3], 0.5f32)])?.height() < HEAD + 33 * (SIDE + NAMED_GAP));
         Ok(())
     }
 }

@@ -16,38 +16,68 @@ const DOTTED: usize = 40;
 /// The largest magnitude that a curve shows. A diverging run can take on any value, including NaN.
 const LARGEST: f64 = 1e9;
 
+/// What must be known of a run to read its curves.
+#[derive(Clone, Copy)]
+pub struct Told<'a> {
+    /// What the images are called that it is tested on.
+    pub tested_on: &'a str,
+    /// Whether its training has label smoothing.
+    pub smooths: bool,
+    /// Whether it mixes training images.
+    pub mixes: bool,
+    /// After so many epochs its test images became others, or 0.
+    pub comparable_after: usize,
+}
+
 /// Draws the loss and the accuracy on training and test images over the epochs, as a PNG of 1200x450 pixels.
 ///
-/// A value that is not finite, or beyond any scale (1e9), leaves a gap. No metrics, no file: then it does nothing.
+/// A value that is not finite, or beyond any scale (1e9), leaves a gap, and so does a change of the test images. No metrics,
+/// no file: then it does nothing.
 ///
 /// Errors: where the file cannot be written.
-pub fn draw(metrics: &[EpochMetrics], path: &Path) -> Result<()> {
+pub fn draw(metrics: &[EpochMetrics], told: Told<'_>, path: &Path) -> Result<()> {
     let Some(last) = metrics.last() else { return Ok(()) };
     let curve = |name, colour, value: fn(&EpochMetrics) -> f64| Curve {
         name,
         colour,
         points: metrics.iter().map(|metrics| (metrics.epoch as f64, value(metrics))).collect(),
     };
+    let tested = |value| {
+        let mut curve = curve(told.tested_on, VERMILION, value);
+        let others = curve.points.iter().position(|point| point.0 > told.comparable_after as f64);
+        if let Some(others @ 1..) = others.filter(|_| told.comparable_after > 0) {
+            curve.points.insert(others, (curve.points[others].0, f64::NAN));
+        }
+        curve
+    };
+    let of_training = match (told.smooths, told.mixes) {
+        (false, false) => "",
+        (true, false) => "; training includes label smoothing",
+        (false, true) => "; training is on mixed images",
+        (true, true) => "; training is smoothed and mixed",
+    };
+    let by_larger = if told.mixes { "; of mixed images the larger counts" } else { "" };
     let epochs = metrics.iter().map(|metrics| metrics.epoch).max().unwrap_or(0).max(1) as f64;
     let counted = if last.epoch == 1 { "1 epoch".to_owned() } else { format!("{} epochs", last.epoch) };
 
     let loss = Panel {
         title: "Loss",
-        caption: "mean cross-entropy; training includes label smoothing".to_owned(),
+        caption: format!("mean cross-entropy{of_training}"),
         bounds: (0.0, LARGEST),
-        curves: [
-            curve("train", BLUE, |metrics| metrics.train_loss),
-            curve("test", VERMILION, |metrics| metrics.test_loss),
-        ],
+        curves: [curve("train", BLUE, |metrics| metrics.train_loss), tested(|metrics| metrics.test_loss)],
         written: |loss| if loss < 1e4 { format!("{loss:.3}") } else { format!("{loss:.2e}") },
     };
     let accuracy = Panel {
         title: "Accuracy (%)",
-        caption: format!("test accuracy {} after {counted}", percent(100.0 * last.test_accuracy)),
+        caption: format!(
+            "{} accuracy {} after {counted}{by_larger}",
+            told.tested_on,
+            percent(100.0 * last.test_accuracy)
+        ),
         bounds: (0.0, 100.0),
         curves: [
             curve("train", BLUE, |metrics| 100.0 * metrics.train_accuracy),
-            curve("test", VERMILION, |metrics| 100.0 * metrics.test_accuracy),
+            tested(|metrics| 100.0 * metrics.test_accuracy),
         ],
         written: percent,
     };
@@ -63,23 +93,23 @@ fn percent(value: f64) -> String {
     format!("{value:.1} %")
 }
 
-struct Curve {
-    name: &'static str,
+struct Curve<'a> {
+    name: &'a str,
     colour: RGBColor,
     /// Epoch and value.
     points: Vec<Point>,
 }
 
-struct Panel {
+struct Panel<'a> {
     title: &'static str,
     caption: String,
     /// What the values cannot leave.
     bounds: (f64, f64),
-    curves: [Curve; 2],
+    curves: [Curve<'a>; 2],
     written: fn(f64) -> String,
 }
 
-impl Panel {
+impl Panel<'_> {
     /// Draws the half of the page that begins at `left`.
     fn draw(&self, canvas: &mut Canvas, left: f64, epochs: f64) -> Result<()> {
         let values = self.curves.iter().flat_map(|curve| &curve.points).map(|point| point.1);
@@ -129,7 +159,7 @@ impl Panel {
     }
 }
 
-impl Curve {
+impl Curve<'_> {
     fn draw(&self, canvas: &mut Canvas, frame: &Frame) -> Result<()> {
         for run in self.points.split(|point| !drawable(point.1)) {
             let places: Vec<Point> = run.iter().map(|&point| frame.at(point)).collect();
@@ -255,10 +285,16 @@ mod tests {
         (1..=count).map(epoch).collect()
     }
 
+    const TOLD: Told<'_> = Told { tested_on: "validation", smooths: true, mixes: true, comparable_after: 0 };
+
     fn drawn(metrics: &[EpochMetrics]) -> Result<RgbImage> {
+        drawn_as_told(metrics, TOLD)
+    }
+
+    fn drawn_as_told(metrics: &[EpochMetrics], told: Told<'_>) -> Result<RgbImage> {
         let folder = tempfile::tempdir()?;
         let path = folder.path().join("curves.png");
-        draw(metrics, &path)?;
+        draw(metrics, told, &path)?;
         Ok(image::open(&path)?.into_rgb8())
     }
 
@@ -285,10 +321,23 @@ mod tests {
     }
 
     #[test]
+    fn what_does_not_compare_is_not_joined() -> Result<()> {
+        let metrics = epochs(60, |_| (1.0, 0.5)); // too many for dots
+        let drawn = |comparable_after| drawn_as_told(&metrics, Told { comparable_after, ..TOLD });
+        let whole = drawn(0)?;
+        for (after, differs) in [(60, false), (20, true), (1, true), (59, true)] {
+            let page = drawn(after)?;
+            assert_eq!(count(&page, BLUE, 0, WIDTH), count(&whole, BLUE, 0, WIDTH), "training goes on, {after}");
+            assert_eq!(count(&page, VERMILION, 0, WIDTH) != count(&whole, VERMILION, 0, WIDTH), differs, "{after}");
+        }
+        Ok(())
+    }
+
+    #[test]
     fn no_epochs_leave_no_file() -> Result<()> {
         let folder = tempfile::tempdir()?;
         let path = folder.path().join("curves.png");
-        draw(&[], &path)?;
+        draw(&[], TOLD, &path)?;
         assert!(!path.exists());
         Ok(())
     }
@@ -305,7 +354,7 @@ mod tests {
 
     #[test]
     fn a_file_that_cannot_be_written_is_an_error() {
-        assert!(draw(&epochs(1, |_| (1.0, 0.5)), Path::new("/no/such/folder/curves.png")).is_err());
+        assert!(draw(&epochs(1, |_| (1.0, 0.5)), TOLD, Path::new("/no/such/folder/curves.png")).is_err());
     }
 
     #[test]

@@ -15,6 +15,8 @@ pub const ROWS: usize = 32;
 /// The side of an image on the page.
 pub(super) const SIDE: u32 = 192;
 pub(super) const GAP: u32 = 16;
+/// The gap below an image that has a name there: nearer to its own image than to the next.
+pub(super) const NAMED_GAP: u32 = 30;
 pub(super) const MARGIN: u32 = 28;
 /// What lies above the images: title, legend, and the columns' heads.
 pub(super) const HEAD: u32 = 158;
@@ -22,14 +24,25 @@ pub(super) const HEAD: u32 = 158;
 /// A page, and the images on it.
 pub(super) struct Gallery {
     canvas: Canvas,
+    /// From one row to the next.
+    stride: u32,
 }
 
 impl Gallery {
-    /// A page with the images in its first column. `columns` are the names and captions of the columns after it.
-    pub fn new(title: &str, subtitle: &str, columns: &[[String; 2]], images: &[RgbImage]) -> Result<Self> {
+    /// A page with the images in its first column, and below them their names, if they have any. `columns` are the names
+    /// and captions of the columns after it.
+    pub fn new(
+        title: &str,
+        subtitle: &str,
+        columns: &[[String; 2]],
+        images: &[RgbImage],
+        names: &[String],
+    ) -> Result<Self> {
         let (across, down) = (columns.len() as u32 + 1, images.len() as u32);
         let width = left_of(across as usize) - GAP + MARGIN;
-        let mut canvas = Canvas::new(width, HEAD + (SIDE + GAP) * down - GAP + MARGIN)?;
+        let gap = if names.is_empty() { GAP } else { NAMED_GAP };
+        let stride = SIDE + gap;
+        let mut canvas = Canvas::new(width, HEAD + stride * down - gap + MARGIN)?;
         let left = f64::from(MARGIN);
         canvas.text(title, (left, 42.0), HPos::Left, HEADING, INK)?;
         canvas.text(subtitle, (left, 66.0), HPos::Left, SMALL, GREY)?;
@@ -39,9 +52,13 @@ impl Gallery {
             canvas.text(&shortened(name, TEXT, f64::from(SIDE))?, (left, baseline), HPos::Left, TEXT, INK)?;
             canvas.text(caption, (left, baseline + 17.0), HPos::Left, SMALL, GREY)?;
         }
-        let mut page = Self { canvas };
+        let mut page = Self { canvas, stride };
         for (row, image) in images.iter().enumerate() {
             page.place(row, 0, image);
+        }
+        for (row, name) in names.iter().enumerate() {
+            let baseline = f64::from(page.top_of(row) + SIDE) + 14.0;
+            page.canvas.text(&shortened(name, SMALL, f64::from(SIDE))?, (left, baseline), HPos::Left, SMALL, GREY)?;
         }
         Ok(page)
     }
@@ -65,16 +82,13 @@ impl Gallery {
         Ok(())
     }
 
-    /// Writes what a row's image is called into the gap below it.
-    pub fn name(&mut self, row: usize, name: &str) -> Result<()> {
-        let baseline = HEAD + (SIDE + GAP) * row as u32 + SIDE + GAP - 4;
-        let name = shortened(name, SMALL, f64::from(SIDE))?;
-        self.canvas.text(&name, (f64::from(MARGIN), f64::from(baseline)), HPos::Left, SMALL, GREY)
+    fn top_of(&self, row: usize) -> u32 {
+        HEAD + self.stride * row as u32
     }
 
     /// Puts a picture into the middle of its square.
     pub fn place(&mut self, row: usize, column: usize, picture: &RgbImage) {
-        let top = HEAD + (SIDE + GAP) * row as u32;
+        let top = self.top_of(row);
         let middle =
             |corner: u32, extent: u32| f64::from(corner) + f64::from(SIDE * SCALE - extent) / f64::from(2 * SCALE);
         let corner = (middle(left_of(column), picture.width()), middle(top, picture.height()));

@@ -35,7 +35,7 @@ pub fn draw(shown: &[(usize, data::Image)], trace: &Trace, path: &Path) -> Resul
         true => "Nowhere: no attention is routed.",
         false => "Its tokens attend to those of k regions only.",
     };
-    let mut page = Gallery::new("Where a region looks", subtitle, &heads, &images)?;
+    let mut page = Gallery::new("Where a region looks", subtitle, &heads, &images, &[])?;
     if !columns.is_empty() {
         page.legend(&overlay::legend("query region", "routed, best to last", overlay::tinted))?;
     }

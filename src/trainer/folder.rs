@@ -7,6 +7,7 @@ use crate::config::RunConfig;
 use crate::folder_lock::{LOCK, Locked};
 use crate::paths::{ensure_expanded, ensure_regular, quoted};
 use crate::pictures;
+use crate::pictures::curves::Told;
 use crate::printing::tell;
 use anyhow::{Context, Error, Result, anyhow, bail};
 use data::{Batch, Transform};
@@ -171,9 +172,9 @@ impl RunFolder {
     }
 
     /// Draws the training curves.
-    pub fn draw_curves(&self, progress: &Progress) -> Result<()> {
+    pub fn draw_curves(&self, progress: &Progress, told: Told<'_>) -> Result<()> {
         self.ensure_own()?;
-        pictures::curves::draw(&progress.epochs, &self.path.join(CURVES))
+        pictures::curves::draw(&progress.epochs, told, &self.path.join(CURVES))
     }
 
     /// Draws where the regions of a batch's images look, over what the model saw of them.

@@ -165,13 +165,15 @@ impl Learner {
             lap("copy of the images");
             traces.push(self.pass(&given, mode, batch.labels.len(), |model, left| {
                 // Before the backward pass, whose gradients a loss that is not finite would spoil.
-                score.add(judge(model, &given, &batch.labels[batch.slots(part, parts)], mode, smoothing, left)?);
+                score.add(judge(model, step, &given, &batch.labels[batch.slots(part, parts)], mode, smoothing, left)?);
                 lap("score");
                 Ok(())
             })?);
         }
         let (parameters, gradients) = (&mut self.model.parameters, &mut self.gradients);
-        self.optimizer.step_clipped(parameters, gradients, lr, self.config.max_norm()).map_err(with_lower_rate)?;
+        self.optimizer
+            .step_clipped(parameters, gradients, lr, self.config.max_norm())
+            .map_err(|error| with_advice(error, step))?;
         lap("optimizer");
         traces.iter().try_for_each(|trace| self.model.update_statistics(trace))?;
         lap("running statistics");
@@ -283,11 +285,20 @@ pub(super) fn loss<'t>(logits: &Var<'t>, targets: &Tensor, smoothing: f64) -> au
 pub(super) const LOWER_RATE: &str = "training diverged (begin again with a lower --lr, a smaller clip_norm, less weight_decay or a longer warm-up, and \
      another --out)";
 
+/// The advice for a run whose first step fails already.
+const USELESS: &str = "nothing has been learned yet, so the fault is not the learning rate's: these weights, or the images, are of \
+     no use";
+
+/// The advice for a step, counted from 0, that goes wrong.
+pub(super) fn advice(step: u64) -> &'static str {
+    if step == 0 { USELESS } else { LOWER_RATE }
+}
+
 /// The error of a step, with this advice if the gradients were not finite.
-pub(super) fn with_lower_rate(error: optim::Error) -> Error {
+pub(super) fn with_advice(error: optim::Error, step: u64) -> Error {
     let diverged = matches!(error, optim::Error::NonFinite { .. });
     let error = Error::from(error);
-    if diverged { error.context(LOWER_RATE) } else { error }
+    if diverged { error.context(advice(step)) } else { error }
 }
 
 /// The trace of a pass over a batch, with the regions that each region was routed to.

@@ -41,6 +41,7 @@ pub mod trained;
 use crate::config::{Changes, DEFAULT_MODEL, RunConfig};
 use crate::memory;
 use crate::paths::rooted;
+use crate::pictures::curves::Told;
 use crate::staging::numbered;
 use crate::threads::pool;
 use anyhow::{Context, Result};
@@ -267,7 +268,7 @@ impl Trainer {
             self.folder.keep_best(&self.progress, &self.facts)?;
             display.epoch(&metrics, elapsed, training);
             // If they cannot be drawn, the error is reported at the end of the run.
-            let _ = self.folder.draw_curves(&self.progress);
+            let _ = self.folder.draw_curves(&self.progress, self.told());
         }
         Ok(Outcome::Finished)
     }
@@ -331,7 +332,7 @@ impl Trainer {
 
     /// Writes the run's pictures: curves, and where regions of a few test images look.
     pub fn draw(&mut self) -> Result<()> {
-        self.folder.draw_curves(&self.progress)?;
+        self.folder.draw_curves(&self.progress, self.told())?;
         Arc::clone(&self.pool).install(|| {
             // Evenly spaced from the first to the last, because an image folder is ordered by class.
             let all = self.test.dataset().len();
@@ -340,6 +341,17 @@ impl Trainer {
             let trace = self.learner.with_average(|model| learner::trace(model, &batch))?;
             self.folder.draw_routes(&batch, &trace, self.test.transform())
         })
+    }
+
+    /// What the curves must say of this run.
+    fn told(&self) -> Told<'_> {
+        let config = self.learner.config();
+        Told {
+            tested_on: self.facts.tested_on(),
+            smooths: config.label_smoothing > 0.0,
+            mixes: config.augmentation.mixes(),
+            comparable_after: self.facts.comparable_after,
+        }
     }
 
     fn save(&self) -> Result<()> {

@@ -9,7 +9,7 @@
 
 use super::average::Average;
 use super::failure::lacks_memory;
-use super::learner::{Learner, modes, with_lower_rate};
+use super::learner::{Learner, modes, with_advice};
 use super::score::{Score, judge};
 use crate::staging::{Numbered, Staged};
 use anyhow::{Context, Error, Result};
@@ -69,9 +69,11 @@ impl Learner {
             self.model.count_batch();
             let labels = &given.labels[given.slots(part, modes.len())];
             let smoothing = self.config.label_smoothing;
-            score.add(judge(&self.model, tensors, labels, modes[part], smoothing, [loss, logits])?);
+            score.add(judge(&self.model, step, tensors, labels, modes[part], smoothing, [loss, logits])?);
         }
-        self.optimizer.finish(self.average.as_mut().map(Average::of_parameters)).map_err(with_lower_rate)?;
+        self.optimizer
+            .finish(self.average.as_mut().map(Average::of_parameters))
+            .map_err(|error| with_advice(error, step))?;
         Ok(score)
     }
 

@@ -1,6 +1,6 @@
 //! How well images were classified: while training, and in a test.
 
-use super::learner::{LOWER_RATE, loss};
+use super::learner::{advice, loss};
 use crate::inference::Inference;
 use crate::staging::{Numbered, numbered, tensors};
 use anyhow::{Context, Result, bail};
@@ -112,10 +112,11 @@ fn evaluate<'b>(
     }
 }
 
-/// The score of a micro-batch's training pass, from its loss and logits, on whichever device they are. For mixed
-/// images, `labels` are the classes of the larger parts. Errors: a loss that is not finite.
+/// The score of a micro-batch's training pass in this step, from its loss and logits, on whichever device they are. For
+/// mixed images, `labels` are the classes of the larger parts. Errors: a loss that is not finite.
 pub(super) fn judge(
     model: &BiFormer,
+    step: u64,
     given: &[Tensor; 2],
     labels: &[u32],
     mode: Mode,
@@ -125,7 +126,7 @@ pub(super) fn judge(
     let mean = f64::from(loss.item::<f32>()?);
     if !mean.is_finite() {
         let first = first_to_go_wrong(model, given, mode, label_smoothing);
-        bail!("{LOWER_RATE}: the loss is {mean}; {first}");
+        bail!("{}: the loss is {mean}; {first}", advice(step));
     }
     let mut total = Score::default();
     let scores = for_rows(logits, labels, |row, &label| score(row, label))?;

@@ -8,7 +8,7 @@ use crate::config::RunConfig;
 use crate::paths::{ensure_expanded, quoted};
 use crate::printing::tell;
 use anyhow::{Context, Result, bail};
-use data::class_among;
+use data::{class_among, look_alike};
 use model::TensorFile;
 use std::io;
 use std::path::Path;
@@ -29,7 +29,13 @@ impl Stored {
         if !file.try_exists().with_context(|| shown.clone())? {
             let best = path.join(BEST);
             if best.exists() {
-                bail!("{shown}: there is no checkpoint, but that of the best epoch: name {}", best.display());
+                let (best, damaged) = (best.display(), TensorFile::read(&best).err());
+                match damaged {
+                    None => bail!("{shown}: there is no checkpoint, but that of the best epoch: name {best}"),
+                    Some(error) => {
+                        bail!("{shown}: there is no checkpoint, nor can that of the best epoch be read: {error}")
+                    }
+                }
             }
             bail!(
                 "{shown}: there is no checkpoint; expected a run folder, the {FILE_NAME} in it, or a model's \
@@ -133,7 +139,11 @@ impl Stored {
             .zip(classes)
             .enumerate()
             .find(|(place, (theirs, ours))| theirs != ours && class_among(ours, &names) != Some(*place))?;
-        Some(format!("The head of {weights} is not for these classes in this order (\"{theirs}\", not \"{ours}\")"))
+        let alike =
+            if look_alike(theirs, ours) { ": they differ in capitals or in how an accent is stored" } else { "" };
+        Some(format!(
+            "The head of {weights} is not for these classes in this order (\"{theirs}\", not \"{ours}\"{alike})"
+        ))
     }
 
     /// The weights; averaged, if a run kept an average.

@@ -272,7 +272,12 @@ fn the_first_operation_to_go_wrong_is_named() {
     *weight = Tensor::full(weight.shape().clone(), f32::MAX);
     let file = folder.join("huge.safetensors");
     huge.write(&file).unwrap();
-    let parts = ["step 1 (epoch 1, batch 1 of 10)", "training diverged", "first operation to go wrong", "linear"];
+    let parts = [
+        "step 1 (epoch 1, batch 1 of 10)",
+        "these weights, or the images, are of no use",
+        "first operation to go wrong",
+        "linear",
+    ];
     train(&folder, NORMALISED, &shared.data, &["--weights", text(&file)]).refused(&parts);
 
     let weight = huge.tensors.get_mut("stages.1.0.mlp.0.weight").unwrap();

@@ -72,7 +72,7 @@ impl ImageFolder {
             };
             let untaught = only(&theirs, &classes);
             if !untaught.is_empty() {
-                return Err(Error::UntaughtClasses { train, test, classes: untaught });
+                return Err(Error::UntaughtClasses { train, taught: classes, test, classes: untaught });
             }
             lacking = only(&classes, &theirs);
         }

@@ -2,17 +2,10 @@
 
 use super::advice::some_of;
 use super::{PARTS, class_name, class_names, dangling, dangling_in, folder_names};
-use crate::listing::{is_picture, is_run, picture_below, visible};
+use crate::listing::{is_of_the_system, is_picture, is_run, picture_below, visible};
 use crate::{Error, Result, Split};
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
-
-/// System folders of file systems, which most users cannot read.
-const OF_THE_SYSTEM: [&str; 3] = ["lost+found", "System Volume Information", "$RECYCLE.BIN"];
-
-fn is_of_the_system(name: &OsStr) -> bool {
-    OF_THE_SYSTEM.iter().any(|of_the_system| name == *of_the_system)
-}
 
 /// Classes whose images are not divided into those to learn from and others.
 pub(crate) struct Undivided {
@@ -45,7 +38,7 @@ impl Undivided {
             let theirs = |name: &OsString| folder_names(&root.join(name)).unwrap_or_default();
             if let Some(name) = beside.iter().find(|name| theirs(name).iter().eq(classes.iter().map(OsStr::new))) {
                 let help = format!(
-                    "It has {}/: if that is to be tested on, call it val, or else move it elsewhere.",
+                    "It has {}/: if that is to be tested on, call it val or test, or else move it elsewhere.",
                     name.display()
                 );
                 return Err(Error::Lacking { path: root.to_owned(), looked_for: "val/ and test/".to_owned(), help });
@@ -56,9 +49,10 @@ impl Undivided {
         let (mut classes, mut others, mut shut) = (Vec::new(), Vec::new(), None);
         for name in folder_names(root)? {
             match is_class(&root.join(&name)) {
+                _ if is_of_the_system(&name) => others.push(name),
                 Ok(true) => classes.push(class_name(root, name)?),
-                Err(error) if !is_of_the_system(&name) => shut = shut.or(Some(error)),
-                _ => others.push(name),
+                Ok(false) => others.push(name),
+                Err(error) => shut = shut.or(Some(error)),
             }
         }
         shut = shut.or(dangling_in(root)?);

@@ -110,8 +110,9 @@ pub(super) fn print(report: &Report, json: bool) -> Result<()> {
 pub(super) fn of_images(split: Split, source: &str) -> String {
     match (split, printable(source)) {
         (Split::All, data) => format!("All images of {data}"),
+        (Split::Train, data) => format!("The training images of {data}"),
         (Split::Val, data) => format!("The validation images of {data}"),
-        (split, data) => format!("The {} images of {data}", split.name()),
+        (Split::Test, data) => format!("The test images of {data}"),
     }
 }
 
