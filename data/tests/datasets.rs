@@ -230,6 +230,17 @@ fn images_of_some_classes_stand_among_all_of_them() {
     }
     let error = data::among(dataset, &classes[1..]).err().unwrap();
     assert!(matches!(&error, Error::UnknownClasses { names, .. } if *names == classes[..1]), "{error}");
+    assert!(!error.to_string().contains("accent"), "{error}");
+}
+
+#[test]
+fn classes_that_differ_in_spelling_alone_are_pointed_out() {
+    for (a, b, alike) in [("Cat", "cat", true), ("caf\u{e9}", "cafe\u{301}", true), ("cafe", "caf\u{e9}", false)] {
+        assert_eq!(data::look_alike(a, b), alike, "{a} {b}");
+        let [names, classes] = [a, b].map(|name| vec![name.to_owned()]);
+        let error = Error::UnknownClasses { names, classes }.to_string();
+        assert_eq!(error.contains("differ in capitals or in how an accent is stored: rename one"), alike, "{error}");
+    }
 }
 
 #[test]

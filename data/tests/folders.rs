@@ -62,8 +62,11 @@ fn images_in_folders_below_a_class_belong_to_it() {
     for name in ["001/b.png", "001/a.png", "more/deep/er/1.jpeg", ".hidden/1.png", "0.png"] {
         write_picture(&root.path().join("train/cat").join(name), 8, 8, [0; 3]);
     }
-    // A folder may be called anything.
+    // A folder may be called anything, but these are the system's, or hold small copies.
     write_picture(&root.path().join("train/dog/x.png/1.png"), 8, 8, [0; 3]);
+    for name in ["@eaDir/1.png/small.png", "more/lost+found/1.png"] {
+        write_picture(&root.path().join("train/dog").join(name), 8, 8, [0; 3]);
+    }
     let train = open(root.path().to_str().unwrap(), Split::Train).unwrap();
     let cat =
         ["0.png", "000.png", "001/a.png", "001/b.png", "001.png", "more/deep/er/1.jpeg"].map(|name| ("cat", name));
@@ -395,6 +398,7 @@ fn image_folders_with_something_wrong() {
     for split in [Split::Train, Split::Val] {
         let error = fails(root.path(), split);
         assert!(matches!(&error, Error::UntaughtClasses { classes, .. } if classes == &["cow"]), "{error}");
+        assert!(error.to_string().ends_with("add images of them there, or take them out"), "{error}");
     }
 
     let hollow = tempfile::tempdir().unwrap();

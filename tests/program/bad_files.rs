@@ -220,6 +220,10 @@ fn checkpoints_that_are_none() {
     fs::copy(shared().run.join("best.safetensors"), run.join("best.safetensors")).unwrap();
     let best = "put best.safetensors in its place, which is whole: the run goes on after epoch 1";
     biformer(&["eval", "--checkpoint", text(&run)]).refused(&["there is no checkpoint, but", "best.safetensors"]);
+    let whole = fs::read(run.join("best.safetensors")).unwrap();
+    fs::write(run.join("best.safetensors"), &whole[..1000]).unwrap();
+    biformer(&["eval", "--checkpoint", text(&run)]).refused(&["nor can that of the best epoch be read", "damaged"]);
+    fs::write(run.join("best.safetensors"), &whole).unwrap();
     biformer(&["train", "--resume", "--out", text(&run)]).refused(&["there is no checkpoint.safetensors", best]);
     biformer(&["train", "--data", text(&shared().data), "--out", text(&run)]).refused(&["has lost its", best, "--out"]);
     fs::remove_file(run.join("best.safetensors")).unwrap();
