@@ -1,7 +1,7 @@
 //! A custom head on a BiFormer: first trained alone, on a frozen backbone, and then together with the backbone.
 //!
-//! In practice the backbone would start from pretrained weights: `model.load(&TensorFile::read(path)?, "weights")` of those that
-//! `biformer export` wrote, or of a run `Stored::read(folder)?.into_weights()?`.
+//! In practice the backbone would start from pretrained weights: `model.load(&TensorFile::read(path)?, "weights")` of
+//! those that `biformer export` wrote, or of a run `Stored::read(folder)?.into_weights()?`.
 //!
 //! `cargo run --release --example own_head`
 

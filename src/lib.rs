@@ -10,7 +10,7 @@
 //! | [`model`] | BiFormer: configurations, blocks, weight files |
 //! | [`optim`] | AdamW, schedules, clipping, the moving average of weights |
 //! | [`data`] | data sets, transforms, the loader |
-//! | this one | the trainer ([`trainer`]), its configuration ([`config`]), where it computes ([`device`]), its memory ([`memory`]), inference ([`inference`]), who may use a run folder ([`lock`]), what paths lead to ([`paths`]), how batches come to a device ([`staging`]), pictures ([`pictures`]), its threads ([`threads`]), signals ([`signals`]) and how it prints ([`printing`]), and the program's commands ([`commands`]) |
+//! | this one | the trainer ([`trainer`]), its configuration ([`config`]), where it computes ([`device`]), its memory ([`memory`]), inference ([`inference`]), who may use a run folder ([`folder_lock`]), what paths lead to ([`paths`]), how batches come to a device ([`staging`]), pictures ([`pictures`]), its threads ([`threads`]), signals ([`signals`]) and how it prints ([`printing`]), and the program's commands ([`commands`]) |
 //!
 //! A gradient, in a few lines:
 //!

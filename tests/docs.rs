@@ -265,7 +265,7 @@ fn every_configuration_that_is_kept_is_understood() {
     assert!(files.map(understood).count() >= 2);
 }
 
-/// The learning rates are those that the reference's code was seen to give.
+/// The learning rates are those that the published code was seen to give.
 #[test]
 fn the_published_recipe_is_as_published() {
     let changes = Changes::gather(Some(&root().join("configs/imagenet.toml")), toml::Table::new()).unwrap();

@@ -6,8 +6,8 @@ use crate::{Error, Gradients, ParamId, Parameters, Result, Tape, Var};
 use tensor::rng::Philox;
 use tensor::{DType, Tensor};
 
-/// A recorded function of several inputs: a `fn`, for instance. (Rust does not infer that a closure accepts tapes of any
-/// lifetime.)
+/// A recorded function of several inputs: a `fn`, for instance. (Rust does not infer that a closure accepts tapes of
+/// any lifetime.)
 pub trait Function: Sync {
     /// Computes the value on the inputs' tape.
     fn apply<'t>(&self, inputs: &[Var<'t>]) -> Result<Var<'t>>;

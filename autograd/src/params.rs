@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tensor::{ALIGNMENT, DType, Device, Element, Shape, Tensor, match_float};
 
-/// Identifies a parameter of a [`Parameters`]. It is also valid for another `Parameters` with a parameter of the same name
-/// in the same place; anywhere else the call panics.
+/// Identifies a parameter of a [`Parameters`]. It is also valid for another `Parameters` with a parameter of the same
+/// name in the same place; anywhere else the call panics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ParamId {
     place: u32,

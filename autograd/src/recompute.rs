@@ -15,7 +15,7 @@ use crate::tape::{Node, Origin, TapeKind};
 use crate::{Error, InputGrads, Profile, Result, Rule, Tape, Var};
 use smallvec::SmallVec;
 use std::sync::Arc;
-use tensor::Tensor;
+use tensor::{Device, Tensor};
 
 /// A saved tensor that was taken out of a rule because the operation that produced it can recompute it.
 pub(crate) struct Forgotten {
@@ -121,6 +121,10 @@ impl<const N: usize> Rule for Segment<N> {
 
     fn backward(self: Box<Self>, upstream: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
         let Segment { inputs, work, profile } = *self;
+        if let Device::Cuda(gpu) = upstream.device() {
+            // What is aside would keep memory while the second run takes more.
+            gpu.join()?;
+        }
         let tape = Tape::new().profiled(profile);
         let mut wanted = (0..N).map(|index| grads.wanted(index));
         let place = |input| if wanted.next() == Some(true) { tape.input(input) } else { tape.constant(input) };

@@ -13,8 +13,8 @@ pub fn class_among(name: &str, classes: &[String]) -> Option<usize> {
     place(name).or_else(|| place(other_name(name)?))
 }
 
-/// Whether two names of classes differ in nothing but capitals, or in how Unicode spells their letters (an archive made on
-/// a Mac may have é as two characters).
+/// Whether two names of classes differ in nothing but capitals, or in how Unicode spells their letters (an archive made
+/// on a Mac may have é as two characters).
 pub fn look_alike(a: &str, b: &str) -> bool {
     let [a, b] = [a, b].map(|name| name.nfc().collect::<String>().to_lowercase());
     a == b

@@ -26,8 +26,8 @@ pub(crate) struct Listing {
 }
 
 impl Listing {
-    /// Walks through `folder` and the folders below it that are neither hidden nor the system's, each once. Symbolic links are followed,
-    /// except those that lead to an enclosing folder.
+    /// Walks through `folder` and the folders below it that are neither hidden nor the system's, each once. Symbolic
+    /// links are followed, except those that lead to an enclosing folder.
     ///
     /// Errors: [`Error::Io`].
     pub fn below(folder: &Path) -> Result<Self> {
@@ -46,14 +46,14 @@ impl Listing {
         entries.sort_unstable_by_key(DirEntry::file_name);
         for entry in entries {
             let path = entry.path();
-            if is_of_the_system(&entry.file_name()) {
-                continue;
-            }
             if !is_folder(&entry)? {
                 match is_picture(&path) {
                     true => self.images.push(path),
                     false => self.others.count(&path),
                 }
+                continue;
+            }
+            if is_of_the_system(&entry.file_name()) {
                 continue;
             }
             let is_link = entry.file_type().is_ok_and(|kind| kind.is_symlink());
@@ -137,6 +137,7 @@ pub(crate) fn picture_below(folder: &Path) -> Option<PathBuf> {
         for entry in visible(&folder).into_iter().flatten().flatten() {
             left = left.checked_sub(1)?;
             match is_folder(&entry) {
+                Ok(true) if is_of_the_system(&entry.file_name()) => {}
                 Ok(true) => folders.push_back(entry.path()),
                 Ok(false) if is_picture(&entry.path()) => return Some(entry.path()),
                 _ => {}

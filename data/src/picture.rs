@@ -167,7 +167,10 @@ pub(crate) fn decode(bytes: &[u8], path: &Path) -> Result<Image> {
 fn pixels(bytes: &[u8]) -> std::result::Result<RgbImage, String> {
     let failed = |cause: ImageError| match cause {
         _ if ends_early(&cause) => CUT_OFF.to_owned(),
-        ImageError::Limits(_) => format!("it needs more than {} MiB", MAX_DECODED >> 20),
+        ImageError::Limits(_) => format!(
+            "it takes more than {} MiB, the most that is read: shrink it with another program",
+            MAX_DECODED >> 20
+        ),
         _ => cause.to_string(),
     };
     if bytes.is_empty() {
@@ -198,7 +201,7 @@ fn pixels(bytes: &[u8]) -> std::result::Result<RgbImage, String> {
     let (decoded, rgb) = (decoder.total_bytes(), 3 * u64::from(width) * u64::from(height));
     if decoded.max(rgb) > MAX_DECODED {
         return Err(format!(
-            "{width}x{height} pixels take more than {} MiB, the most that is read; make it smaller elsewhere",
+            "{width}x{height} pixels take more than {} MiB, the most that is read: shrink it with another program",
             MAX_DECODED >> 20
         ));
     }

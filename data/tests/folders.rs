@@ -64,8 +64,8 @@ fn images_in_folders_below_a_class_belong_to_it() {
     }
     // A folder may be called anything, but these are the system's, or hold small copies.
     write_picture(&root.path().join("train/dog/x.png/1.png"), 8, 8, [0; 3]);
-    for name in ["@eaDir/1.png/small.png", "more/lost+found/1.png"] {
-        write_picture(&root.path().join("train/dog").join(name), 8, 8, [0; 3]);
+    for name in ["dog/@eaDir/1.png/small.png", "dog/more/lost+found/1.png", "@eaDir/cat/small.png"] {
+        write_picture(&root.path().join("train").join(name), 8, 8, [0; 3]);
     }
     let train = open(root.path().to_str().unwrap(), Split::Train).unwrap();
     let cat =

@@ -35,8 +35,8 @@ pub(crate) struct AttentionWeights<'a> {
 }
 
 impl AttentionWeights<'_> {
-    /// What the values of all tokens are multiplied by for a token of the map: (N, heads, H, W); 0 for tokens that are not
-    /// read, and only for those. Each head's sum up to 1, except in soft routing.
+    /// What the values of all tokens are multiplied by for a token of the map: (N, heads, H, W); 0 for tokens that are
+    /// not read, and only for those. Each head's sum up to 1, except in soft routing.
     fn by_head(&self, [row, column]: [usize; 2]) -> Result<Tensor> {
         let [images, height, width, channels] = self.qkv.dims("attention_weights", "qkv (N, H, W, 3C)")?;
         let (dim, tokens) = (channels / 3, height * width);
@@ -44,15 +44,16 @@ impl AttentionWeights<'_> {
         let query = self.qkv.slice(1, row..row + 1)?.slice(2, column..column + 1)?.slice(3, 0..dim)?;
         let (queries, keys) = (numbers(query)?, numbers(self.qkv.slice(3, dim..2 * dim)?)?); // (N, C) and (N, H, W, C)
         let mut weights = vec![0.0; images * self.heads * tokens];
-        for (slot, weights) in weights.chunks_exact_mut(tokens).enumerate() {
-            let (image, head) = (slot / self.heads, slot % self.heads);
-            let query = &queries[slot * head_dim..][..head_dim];
-            let key = |token: usize| &keys[(image * tokens + token) * dim + head * head_dim..][..head_dim];
+        for (image, weights) in weights.chunks_exact_mut((self.heads * tokens).max(1)).enumerate() {
             let read = self.read(image, [row, column], [height, width])?;
-            let score = |&(token, share): &(usize, f64)| share * self.scale * dot(query, key(token));
-            let of_scores = softmax(&read.iter().map(score).collect::<Vec<_>>());
-            for (&(token, share), weight) in read.iter().zip(of_scores) {
-                weights[token] = (share * weight).max(f64::MIN_POSITIVE);
+            for (head, weights) in weights.chunks_exact_mut(tokens.max(1)).enumerate() {
+                let query = &queries[image * dim + head * head_dim..][..head_dim];
+                let key = |token: usize| &keys[(image * tokens + token) * dim + head * head_dim..][..head_dim];
+                let score = |&(token, share): &(usize, f64)| share * self.scale * dot(query, key(token));
+                let of_scores = softmax(&read.iter().map(score).collect::<Vec<_>>());
+                for (&(token, share), weight) in read.iter().zip(of_scores) {
+                    weights[token] = (share * weight).max(f64::MIN_POSITIVE);
+                }
             }
         }
         Ok(Tensor::from_slice(&weights, [images, self.heads, height, width])?)

@@ -94,8 +94,8 @@ pub struct ModelConfig {
     /// with local context. In the `biformer_stl_nchw` family -1 has local context, too, as published.
     pub topks: Vec<i64>,
     /// Regions along each side of the map (S in the paper): 1 to 64, or one such number for each stage: `[8, 4, 2, 1]`.
-    /// In the `biformer_stl_nchw` family, as published, a side that `n_win` does not divide has regions of the size rounded
-    /// down, and so may have more of them.
+    /// In the `biformer_stl_nchw` family, as published, a side that `n_win` does not divide has regions of the size
+    /// rounded down, and so may have more of them.
     pub n_win: PerStage<usize>,
     /// Channels of a head in routed attention.
     pub head_dim: usize,
@@ -114,7 +114,7 @@ pub struct ModelConfig {
     /// Pads maps with zeros, at the bottom and right, to a multiple of n_win where they do not divide. As in the
     /// published code the padding is not masked. The `biformer_stl_nchw` family pads in any case.
     pub auto_pad: bool,
-    /// Multiplies each region's kept keys and values by the softmax of their routing scores, through which the
+    /// Multiplies each region's kept keys and values by the softmax of their affinities, through which the
     /// router then learns. The published models route hard, and the `biformer_stl_nchw` family cannot do otherwise.
     pub soft_routing: bool,
     /// Initial value of the learned per-channel factor on the attention and MLP branches; 0 leaves it out.

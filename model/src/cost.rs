@@ -47,8 +47,9 @@ impl Sum for Macs {
 }
 
 /// The multiply-adds of one image of a size, with nothing built or run. Errors:
-/// [`Error::ImageSize`](crate::Error::ImageSize).
+/// [`Error::Config`](crate::Error::Config), [`Error::ImageSize`](crate::Error::ImageSize).
 pub fn macs(config: &ModelConfig, height: usize, width: usize) -> Result<Macs> {
+    config.check()?;
     config.check_image(height, width)?;
     let stages = (0..config.stages())
         .flat_map(|stage| [merging_macs(config, stage, [height, width]), blocks_macs(config, stage, [height, width])]);

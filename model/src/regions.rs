@@ -17,8 +17,8 @@ pub struct Routes {
     pub map: [usize; 2],
 }
 
-/// The regions of a map (H, W) for S = `n_win`, which together may be larger than it: the rest is padding, at the bottom
-/// and right. Nothing where the map is too small to have any.
+/// The regions of a map (H, W) for this `n_win`, which together may be larger than it: the rest is padding, at the
+/// bottom and right. Nothing where the map is too small to have any.
 pub fn cut(map: [usize; 2], n_win: usize, family: Family) -> Option<Regions> {
     let (grid, size) = match family {
         // Regions of a rounded-down size, as many as it takes.
@@ -26,7 +26,7 @@ pub fn cut(map: [usize; 2], n_win: usize, family: Family) -> Option<Regions> {
             let size = map.map(|side| side / n_win.max(1));
             (std::array::from_fn(|axis| map[axis].div_ceil(size[axis].max(1))), size)
         }
-        // S by S regions, of a rounded-up size.
+        // `n_win` by `n_win` regions, of a rounded-up size.
         _ => ([n_win; 2], map.map(|side| side.div_ceil(n_win.max(1)))),
     };
     // This fails only for sizes that overflow, which the map of no image has.

@@ -280,7 +280,8 @@ impl<'a> AttentionMaps<'a> {
     }
 }
 
-/// What files are called on a page: by their names or, if that does not tell them apart, with the folders that they are in.
+/// What files are called on a page: by their names or, if that does not tell them apart, with the folders that they are
+/// in.
 fn short_names(files: &[PathBuf]) -> Vec<String> {
     let name = |file: &Path| printable(file.file_name().unwrap_or_default().display());
     let names: Vec<String> = files.iter().map(|file| name(file)).collect();

@@ -15,8 +15,8 @@ pub enum Recompute {
     Auto,
     /// Nothing
     None,
-    /// The results of GELU, of batch normalisation fused with it, and of layer normalisation: less memory; about as fast
-    /// on a CPU, whose caches hold them while they are used
+    /// The results of GELU, of batch normalisation fused with it, and of layer normalisation: less memory; about as
+    /// fast on a CPU, whose caches hold them while they are used
     Cheap,
     /// All of each block, of which only the input is kept: far less memory, somewhat slower
     Block,

@@ -31,8 +31,8 @@ pub struct Told<'a> {
 
 /// Draws the loss and the accuracy on training and test images over the epochs, as a PNG of 1200x450 pixels.
 ///
-/// A value that is not finite, or beyond any scale (1e9), leaves a gap, and so does a change of the test images. No metrics,
-/// no file: then it does nothing.
+/// A value that is not finite, or beyond any scale (1e9), leaves a gap, and so does the last change of the test images.
+/// No metrics, no file: then it does nothing.
 ///
 /// Errors: where the file cannot be written.
 pub fn draw(metrics: &[EpochMetrics], told: Told<'_>, path: &Path) -> Result<()> {
@@ -43,7 +43,7 @@ pub fn draw(metrics: &[EpochMetrics], told: Told<'_>, path: &Path) -> Result<()>
         points: metrics.iter().map(|metrics| (metrics.epoch as f64, value(metrics))).collect(),
     };
     let tested = |value| {
-        let mut curve = curve(told.tested_on, VERMILION, value);
+        let mut curve = curve("test", VERMILION, value);
         let others = curve.points.iter().position(|point| point.0 > told.comparable_after as f64);
         if let Some(others @ 1..) = others.filter(|_| told.comparable_after > 0) {
             curve.points.insert(others, (curve.points[others].0, f64::NAN));
@@ -54,9 +54,9 @@ pub fn draw(metrics: &[EpochMetrics], told: Told<'_>, path: &Path) -> Result<()>
         (false, false) => "",
         (true, false) => "; training includes label smoothing",
         (false, true) => "; training is on mixed images",
-        (true, true) => "; training is smoothed and mixed",
+        (true, true) => "; training is smoothed, and on mixed images",
     };
-    let by_larger = if told.mixes { "; of mixed images the larger counts" } else { "" };
+    let by_larger = if told.mixes { "; training is on mixed images" } else { "" };
     let epochs = metrics.iter().map(|metrics| metrics.epoch).max().unwrap_or(0).max(1) as f64;
     let counted = if last.epoch == 1 { "1 epoch".to_owned() } else { format!("{} epochs", last.epoch) };
 
@@ -167,7 +167,7 @@ impl Curve<'_> {
                 canvas.line(&places, self.colour, 2.0)?;
             }
             // A single point between two gaps has no line, so it needs a dot to be visible.
-            let dotted = self.points.len() <= DOTTED || places.len() == 1;
+            let dotted = self.points.iter().filter(|point| drawable(point.1)).count() <= DOTTED || places.len() == 1;
             for &place in places.iter().filter(|_| dotted) {
                 canvas.dot(place, 3.0, self.colour)?;
             }

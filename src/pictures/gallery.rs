@@ -29,8 +29,8 @@ pub(super) struct Gallery {
 }
 
 impl Gallery {
-    /// A page with the images in its first column, and below them their names, if they have any. `columns` are the names
-    /// and captions of the columns after it.
+    /// A page with the images in its first column, and below them their names, if they have any. `columns` are the
+    /// names and captions of the columns after it.
     pub fn new(
         title: &str,
         subtitle: &str,

@@ -85,6 +85,21 @@ fn it_sees_what_was_before_and_later_work_sees_it() {
     assert_all(&later, 21.0, "a sum of sums");
 }
 
+/// As in a backward pass.
+#[test]
+fn more_is_aside_where_memory_has_become_free() {
+    let Some((gpu, numbers)) = device() else { return };
+    for (freed, all) in [(1 << 10, false), (1 << 20, true)] {
+        drop(Tensor::empty_on(&Device::Cuda(Arc::clone(&gpu)), [freed], DType::F32).unwrap());
+        let terms: Vec<Tensor> = (1..=20).map(|factor| numbers(factor as f32)).collect();
+        let mut sums: Vec<Tensor> = terms.iter().map(|_| numbers(0.0)).collect();
+        terms.iter().zip(&mut sums).for_each(|(x, sum)| double_aside(&gpu, x, sum).unwrap());
+        assert_eq!(terms.iter().all(|x| !x.is_unique()), all, "{freed}");
+        gpu.join().unwrap();
+        (1..).zip(&sums).for_each(|(factor, sum)| assert_all(sum, 2.0 * factor as f32, "a sum"));
+    }
+}
+
 #[test]
 fn several_pieces_are_aside_as_long_as_they_keep_little() {
     let Some((gpu, numbers)) = device() else { return };

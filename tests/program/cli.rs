@@ -163,7 +163,7 @@ fn a_run_can_start_from_the_weights_of_another() {
     assert!(said.out.contains("is for 10 classes: this model gets a fresh one"), "{said:?}");
 }
 
-/// What is off by default: soft routing, layer scale, the reference's schedule, micro-batches.
+/// What is off by default: soft routing, layer scale, the published schedule, micro-batches.
 #[test]
 fn everything_that_is_off_can_be_trained() {
     let folder = fresh("cli-options");

@@ -3,7 +3,7 @@
 use super::undivided::is_class;
 use super::{PARTS, Undivided, folder_names};
 use crate::error::listed;
-use crate::listing::{Others, extensions, is_picture, picture_below, visible};
+use crate::listing::{Others, extensions, is_of_the_system, is_picture, picture_below, visible};
 use crate::{Error, Split};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,8 @@ const LOOKED_INTO: usize = 5;
 /// A sentence that says what a folder holds that is not a data set but may have been meant as an image folder; empty if
 /// that cannot be determined.
 pub(crate) fn nearly(root: &Path) -> String {
-    let Ok(folders) = folder_names(root) else { return String::new() };
+    let Ok(mut folders) = folder_names(root) else { return String::new() };
+    folders.retain(|name| !is_of_the_system(name));
     let misnamed = misnamed(root, Split::Train);
     if !misnamed.is_empty() {
         return misnamed;

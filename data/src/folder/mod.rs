@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use rayon::prelude::*;
 
 use crate::held_out::{ONE_IN, held_out};
-use crate::listing::{Listing, Others, is_folder, visible};
+use crate::listing::{Listing, Others, is_folder, is_of_the_system, visible};
 use crate::{Dataset, Error, Result, Sample, Split, Statistics, load_image};
 
 /// What a folder may be divided into.
@@ -213,7 +213,8 @@ pub(crate) fn evaluated(root: &Path) -> Split {
 /// The names of the folders in `split`, of which there must be at least one.
 fn class_names(split: &Path) -> Result<Vec<String>> {
     dangling_in(split)?.map_or(Ok(()), Err)?;
-    let classes = folder_names(split)?.into_iter().map(|name| class_name(split, name)).collect::<Result<Vec<_>>>()?;
+    let names = folder_names(split)?.into_iter().filter(|name| !is_of_the_system(name));
+    let classes = names.map(|name| class_name(split, name)).collect::<Result<Vec<_>>>()?;
     if classes.is_empty() && pictures_in(split) > 0 {
         let help =
             "Its images lie in it directly: if it is a class, give it another name; train, val and test are parts.";

@@ -64,9 +64,9 @@ impl From<String> for Problem {
 
 type Result<T> = std::result::Result<T, Problem>;
 
-/// The tensors of a file that is open; `path` names it in errors. If the dictionary that was saved contains others, as those of training programs do: those of
-/// its entry `model`, or else `state_dict`, `model_state_dict` or `module`; or its own; or those of the only one that
-/// has any.
+/// The tensors of a file that is open; `path` names it in errors. If the dictionary that was saved contains others, as
+/// those of training programs do: those of its entry `model`, or else `state_dict`, `model_state_dict` or `module`; or
+/// its own; or those of the only one that has any.
 pub fn read(file: File, path: &Path) -> crate::error::Result<TensorFile> {
     let shown = path.display().to_string();
     let length = file.metadata().map_err(|cause| Error::Io { path: shown.clone(), cause })?.len();

@@ -3,8 +3,8 @@
 //! **Forward.** From qkv (N, H, W, 3C), for each image, head and query q: o = Σⱼ softmaxⱼ(s·q·kⱼ) vⱼ over all
 //! tokens j. Heads are consecutive groups of channels; out (N, H, W, C).
 //!
-//! **Backward.** With P = softmax(s·q·kᵀ) and dO the gradient of o: dV = Pᵀ·dO, dP = dO·vᵀ, dS = P∘(dP − Σⱼ P∘dP), dQ =
-//! s·dS·k, dK = s·dSᵀ·q. Saved: qkv and the log-sum-exp of each query's scores; P is recomputed.
+//! **Backward.** With A = softmax(s·q·kᵀ) and dO the gradient of o: dV = Aᵀ·dO, dA = dO·vᵀ, dS = A∘(dA − Σⱼ A∘dA), dQ =
+//! s·dS·k, dK = s·dSᵀ·q. Saved: qkv and the log-sum-exp of each query's scores; A is recomputed.
 //!
 //! It is bi-level routing attention with the whole map as the one region, routed to itself, and runs its
 //! kernels ([`bra`](mod@crate::bra), which also says how large scores may be). Operands must be contiguous; f32 or f64, and bf16 on a GPU. Errors:

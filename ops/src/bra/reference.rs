@@ -44,7 +44,7 @@ fn region<S: Scalar>(pixel: usize, qkv: &Array<S>, attributes: &Bra) -> usize {
 }
 
 /// For each region of image `n`, the k regions with the largest product of mean query and mean key, and the share of
-/// each, a factor on its keys and values: the softmax of the scores if routing is soft, otherwise 1.
+/// each, a factor on its keys and values: the softmax of the affinities if routing is soft, otherwise 1.
 pub fn routes<S: Scalar>(qkv: &Array<S>, n: usize, attributes: &Bra, kind: RouteKind) -> Vec<Vec<(usize, S)>> {
     let [_, height, width, _] = qkv.dims();
     let (regions, dim) = (attributes.grid[0] * attributes.grid[1], attributes.qk_dim);

@@ -322,9 +322,9 @@ macro_rules! unrolled {
 }
 
 /// Splits `$len` elements into ranges for registers `$V`, and runs a statement for each range that is not empty: for
-/// each listed count in turn the elements that fill whole groups of `$COUNT` registers (`2 if A::MANY_REGISTERS` uses a count
-/// only if there are many registers), then the rest, with registers of one element. `$V` takes the element's type and
-/// the instruction set as its parameters.
+/// each listed count in turn the elements that fill whole groups of `$COUNT` registers (`2 if A::MANY_REGISTERS` uses a
+/// count only if there are many registers), then the rest, with registers of one element. `$V` takes the element's type
+/// and the instruction set as its parameters.
 #[macro_export]
 macro_rules! in_registers {
     (

@@ -31,12 +31,11 @@ thread_local! {
     static ASIDE_ON: Cell<*const Gpu> = const { Cell::new(std::ptr::null()) };
 }
 
-/// Work aside may keep one in so many bytes of all tensors, as so little more memory makes no difference to a user; or, in
-/// a backward pass, which frees memory as it goes, half of what was needed before and is not any more. One piece may
-/// always be aside, whatever it keeps.
+/// Work aside may keep one in so many bytes of all tensors: so little more memory makes no difference to a user.
 const OF_BYTES: usize = 100;
 
-/// What work aside may keep.
+/// How many bytes work aside may keep. That is also up to half of the difference from the peak so far, as a backward
+/// pass frees memory as it goes. One piece may always be aside, whatever it keeps.
 fn budget(GpuStats { in_use, peak_in_use, .. }: GpuStats) -> usize {
     (in_use / OF_BYTES).max(peak_in_use.saturating_sub(in_use) / 2)
 }

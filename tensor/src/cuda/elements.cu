@@ -28,8 +28,8 @@ __global__ void put_packs(const T* from, Layout source, T* to, Layout target, in
     store_pack(to, pack, N);
 }
 
-// What is to be narrowed to `To`. A double on its way to bf16 is first rounded to odd, so that the second rounding sees what
-// the first one drops (as on the CPU, `rounding.rs`).
+// What is to be narrowed to `To`. A double on its way to bf16 is first rounded to odd, so that the second rounding sees
+// what the first one drops (as on the CPU, `rounding.rs`).
 template <typename To, typename W>
 __device__ __forceinline__ wide<To> to_be_narrowed(W x) {
     return wide<To>(x);

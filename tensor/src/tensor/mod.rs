@@ -148,8 +148,8 @@ impl Tensor {
         Ok(&mut buffer.slice_mut()[range])
     }
 
-    /// The bytes of a contiguous tensor, to be written. Errors: [`Error::Shared`] while another tensor shares the buffer,
-    /// [`Error::NotContiguous`], [`Error::Device`] on a GPU.
+    /// The bytes of a contiguous tensor, to be written. Errors: [`Error::Shared`] while another tensor shares the
+    /// buffer, [`Error::NotContiguous`], [`Error::Device`] on a GPU.
     pub fn as_mut_bytes(&mut self, op: &'static str) -> Result<&mut [u8]> {
         self.ensure_contiguous(op)?;
         let size = self.dtype.size();
@@ -345,7 +345,8 @@ impl Tensor {
     }
 
     /// The elements converted to another type. Floating-point types convert to each other, rounding to nearest, ties to
-    /// even (to bf16 on a CPU, numbers below 2⁻¹²⁶ become zero); conversions from or to indices are [`Error::DType`].
+    /// even (to bf16 on a CPU, magnitudes below 2⁻¹²⁶ become zero); conversions from or to indices are
+    /// [`Error::DType`].
     pub fn cast(&self, dtype: DType) -> Result<Tensor> {
         if dtype == self.dtype {
             return Ok(self.clone());

@@ -66,8 +66,8 @@ impl Tensor {
 
     /// Overwrites the elements from the `start`-th on of a contiguous tensor, wherever it is, with those of a tensor in
     /// the machine's memory. Errors: [`Error::OutOfRange`]; [`Error::DType`]; [`Error::Shared`] while another tensor
-    /// shares the buffer; [`Error::NotContiguous`]; [`Error::Device`] for one whose elements are on a GPU; [`Error::Gpu`]
-    /// from copying.
+    /// shares the buffer; [`Error::NotContiguous`]; [`Error::Device`] for one whose elements are on a GPU;
+    /// [`Error::Gpu`] from copying.
     pub fn overwrite(&mut self, start: usize, from: &Tensor) -> Result<()> {
         let end = start.saturating_add(from.count());
         if end > self.count() {

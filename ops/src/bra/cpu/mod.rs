@@ -151,8 +151,8 @@ impl<'a, T: Copy> Head<'a, T> {
         vec![true; self.geometry.regions.count()]
     }
 
-    /// The groups that some regions attend to and that are not laid out yet, each of which is marked as laid out when the
-    /// iterator gives it: the caller lays it out.
+    /// The groups that some regions attend to and that are not laid out yet, each of which is marked as laid out when
+    /// the iterator gives it: the caller lays it out.
     fn take_missing<'t>(
         &self,
         regions: Range<usize>,

@@ -1,8 +1,8 @@
 //! What becomes of the scores of a block of queries: their softmax over the keys, and its gradient.
 //!
-//! What there is one of for each query (its shift, its sum, ..) is stored in four adjacent copies, one for each key of a
-//! quad, as it is used: in *slots*. Exponentials are computed as powers of two, which are cheaper than powers of e; the factor log₂ e
-//! on the exponents is folded into the scale.
+//! What there is one of for each query (its shift, its sum, ..) is stored in four adjacent copies, one for each key of
+//! a quad, as it is used: in *slots*. Exponentials are computed as powers of two, which are cheaper than powers of e;
+//! the factor log₂ e on the exponents is folded into the scale.
 
 use super::QUERY_QUADS;
 use super::products::{SQUARE, ScoreLayout};

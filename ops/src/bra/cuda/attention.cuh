@@ -53,8 +53,8 @@ __global__ void attend(const T* qkv, const u32* routes, wide<T> scale, T* out, w
     DYNAMIC_SHARED(W, q);             // (QUERIES, d)
     W* k = q + QUERIES * d;           // (KEYS, d + 1): lanes read a column
     W* v = k + KEYS * (d + 1);        // (KEYS, dv)
-    W* p = v + KEYS * dv;             // (QUERIES, KEYS)
-    W* o = p + QUERIES * KEYS;        // (QUERIES, dv)
+    W* weights = v + KEYS * dv;       // (QUERIES, KEYS)
+    W* o = weights + QUERIES * KEYS;  // (QUERIES, dv)
     W* most = o + QUERIES * dv;       // per query: the largest score so far
     W* sum = most + QUERIES;          // the sum of exp(score − largest)
     W* shrink = sum + QUERIES;        // exp(old largest − new largest), the factor on earlier sums
@@ -76,7 +76,7 @@ __global__ void attend(const T* qkv, const u32* routes, wide<T> scale, T* out, w
             W before = most[i], now = warp_max(score);
             now = before > now ? before : now;
             W weight = exp(score - now), total = warp_sum(weight);
-            p[i * KEYS + lane()] = weight;
+            weights[i * KEYS + lane()] = weight;
             __syncwarp();
             if (lane() == 0) {
                 shrink[i] = exp(before - now);
@@ -87,7 +87,7 @@ __global__ void attend(const T* qkv, const u32* routes, wide<T> scale, T* out, w
         __syncthreads();
         for (int i = threadIdx.x; i < QUERIES * dv; i += blockDim.x) {
             W value = o[i] * shrink[i / dv];
-            for (int j = 0; j < KEYS; j++) value += p[i / dv * KEYS + j] * v[j * dv + i % dv];
+            for (int j = 0; j < KEYS; j++) value += weights[i / dv * KEYS + j] * v[j * dv + i % dv];
             o[i] = value;
         }
         __syncthreads();
@@ -141,12 +141,12 @@ __global__ void attend_backward_queries(const T* qkv, const u32* routes, wide<T>
             for (int i = warp(); i < QUERIES; i += blockDim.x / 32) {
                 W score = scale * dot(q + i * d, k + lane() * (d + 1), d);
                 W weight = lane() < count ? exp(score - denominator[i]) : W(0);
-                W dp = dot(upstream + i * dv, v + lane() * (dv + 1), dv);
+                W da = dot(upstream + i * dv, v + lane() * (dv + 1), dv);
                 if (pass == 0) {
-                    W part = warp_sum(weight * dp);
+                    W part = warp_sum(weight * da);
                     if (lane() == 0) deltas[i] += part;
                 } else {
-                    ds[i * KEYS + lane()] = scale * weight * (dp - deltas[i]);
+                    ds[i * KEYS + lane()] = scale * weight * (da - deltas[i]);
                 }
             }
             __syncthreads();
@@ -176,14 +176,14 @@ __global__ void attend_backward_keys(const T* qkv, const u32* starts, const u32*
     const Work work(g, KEYS);
     const int d = head_dim, dv = value_dim, row = g.row(), qk_dim = g.qk_dim(), v_dim = g.v_dim();
     const Divisor tokens = g.region_tokens;
-    DYNAMIC_SHARED(W, k);           // (KEYS, d + 1)
-    W* v = k + KEYS * (d + 1);      // (KEYS, dv + 1)
-    W* dk = v + KEYS * (dv + 1);    // (KEYS, d)
-    W* dval = dk + KEYS * d;        // (KEYS, dv)
-    W* q = dval + KEYS * dv;        // (QUERIES, d)
-    W* upstream = q + QUERIES * d;  // (QUERIES, dv)
-    W* p = upstream + QUERIES * dv; // (QUERIES, KEYS)
-    W* ds = p + QUERIES * KEYS;     // (QUERIES, KEYS)
+    DYNAMIC_SHARED(W, k);                 // (KEYS, d + 1)
+    W* v = k + KEYS * (d + 1);            // (KEYS, dv + 1)
+    W* dk = v + KEYS * (dv + 1);          // (KEYS, d)
+    W* dval = dk + KEYS * d;              // (KEYS, dv)
+    W* q = dval + KEYS * dv;              // (QUERIES, d)
+    W* upstream = q + QUERIES * d;        // (QUERIES, dv)
+    W* weights = upstream + QUERIES * dv; // (QUERIES, KEYS)
+    W* ds = weights + QUERIES * KEYS;     // (QUERIES, KEYS)
     qkv += work.image * g.tokens() * row, dqkv += work.image * g.tokens() * row;
     starts += work.image * (g.regions() + 1) + work.region, entries += work.image * g.regions() * topk;
     dout += work.image * g.tokens() * v_dim + work.head * dv;
@@ -204,9 +204,9 @@ __global__ void attend_backward_keys(const T* qkv, const u32* starts, const u32*
             for (int i = warp(); i < QUERIES; i += blockDim.x / 32) {
                 W score = scale * dot(q + i * d, k + lane() * (d + 1), d);
                 W weight = i < count ? exp(score - lse[query(i)]) : W(0);
-                W dp = dot(upstream + i * dv, v + lane() * (dv + 1), dv);
-                p[i * KEYS + lane()] = weight;
-                ds[i * KEYS + lane()] = i < count ? scale * weight * (dp - delta[query(i)]) : W(0);
+                W da = dot(upstream + i * dv, v + lane() * (dv + 1), dv);
+                weights[i * KEYS + lane()] = weight;
+                ds[i * KEYS + lane()] = i < count ? scale * weight * (da - delta[query(i)]) : W(0);
             }
             __syncthreads();
             for (int i = threadIdx.x; i < KEYS * d; i += blockDim.x) {
@@ -216,7 +216,7 @@ __global__ void attend_backward_keys(const T* qkv, const u32* starts, const u32*
             }
             for (int i = threadIdx.x; i < KEYS * dv; i += blockDim.x) {
                 W value = dval[i];
-                for (int j = 0; j < QUERIES; j++) value += p[j * KEYS + i / dv] * upstream[j * dv + i % dv];
+                for (int j = 0; j < QUERIES; j++) value += weights[j * KEYS + i / dv] * upstream[j * dv + i % dv];
                 dval[i] = value;
             }
             __syncthreads();

@@ -290,9 +290,9 @@ struct __align__(16) TwoQueries {
 };
 
 // dqkv, all of it, with A computed once: keys own rows. With dA = dO·Vᵀ, delta = the sum of A∘dA over a query's keys,
-// which is that of dO∘O over its channels, and dS = A∘(dA − delta): dV = Aᵀ·dO, dK = s·dSᵀ·Q, dQ = s·dS·K. The last one is
-// a sum over keys, whose warps share dSᵀ through shared memory, `chunk` queries at a time: after each chunk queries own
-// rows. Of two blocks per multiprocessor, one computes while the other loads or stores.
+// which is that of dO∘O over its channels, and dS = A∘(dA − delta): dV = Aᵀ·dO, dK = s·dSᵀ·Q, dQ = s·dS·K. The last one
+// is a sum over keys, whose warps share dSᵀ through shared memory, `chunk` queries at a time: after each chunk queries
+// own rows. Of two blocks per multiprocessor, one computes while the other loads or stores.
 template <int D>
 __global__ void __launch_bounds__(MASKED_THREADS, 2)
     attend_backward_masked(const bf16* qkv, const u32* routes, float scale, const bf16* out, const float* lse,

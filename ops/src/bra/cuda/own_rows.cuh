@@ -1,7 +1,7 @@
 // Products in which a warp owns rows, sixteen a tile, and iterates over the others in steps of sixteen, which are columns:
-// the building blocks of all attention on tensor cores. S = Q·Kᵀ comes out laid out as the left operand of A·V. A lane has
-// rows lane / 4 and lane / 4 + 8 of a tile, its two `halves`, and of each group of eight columns, two a step, columns 2p and
-// 2p + 1 (p = lane % 4).
+// the building blocks of all attention on tensor cores. S = s·Q·Kᵀ comes out laid out as the left operand of A·V. A
+// lane has rows lane / 4 and lane / 4 + 8 of a tile, its two `halves`, and of each group of eight columns, two a step,
+// columns 2p and 2p + 1 (p = lane % 4).
 
 #pragma once
 #include "tiles.cuh"

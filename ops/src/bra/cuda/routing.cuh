@@ -132,17 +132,17 @@ __device__ __forceinline__ void rank(const W* affinities, int regions, int first
     }
 }
 
-// A warp writes the k largest of a region's affinities, ties to the lower index and NaN last: which regions, and their affinities.
-// Most often all affinities differ, which the sum of k − rank over the ranks below k tells: it is least if there is one of
-// each.
+// A warp writes the k largest of a region's affinities, ties to the lower index and NaN last: which regions, and their
+// affinities. Most often all affinities differ, which the sum of k − rank over the ranks below k tells: it is least if
+// there is one of each.
 template <typename T>
-__device__ __forceinline__ void keep_largest(const wide<T>* affinities, int regions, int topk, u32* routes, T* logits) {
+__device__ __forceinline__ void keep_largest(const wide<T>* affinities, int regions, int topk, u32* routes, T* chosen) {
     wide<T> mine[RANKED];
     int ranks[RANKED];
     auto write = [&](int first) {
 #pragma unroll
         for (int i = 0; i < RANKED; i++)
-            if (ranks[i] < topk) routes[ranks[i]] = first + 32 * i, logits[ranks[i]] = narrow<T>(mine[i]);
+            if (ranks[i] < topk) routes[ranks[i]] = first + 32 * i, chosen[ranks[i]] = narrow<T>(mine[i]);
     };
     if (regions <= 32 * RANKED) {
         rank<false>(affinities, regions, lane(), mine, ranks);
@@ -171,10 +171,11 @@ constexpr int OWN = 4;      // regions per warp when choosing
 constexpr int OTHERS = 64;  // candidate regions in shared memory: two per lane
 constexpr int CHUNK = 8;    // packs of channels of each, in shared memory
 
-// routes and logits (N, P, k) from means: the k largest of s·q̂·k̂ for each region. A block of at most WARPS warps
-// handles OWN regions per warp, which keeps the P affinities of each in shared memory.
+// routes and the affinities of those that are chosen, both (N, P, k), from means: the k largest of s·q̂·k̂ for each
+// region. A block of at most WARPS warps handles OWN regions per warp, which keeps the P affinities of each in shared
+// memory.
 template <typename T>
-__global__ void choose_regions(const wide<T>* means, wide<T> scale, u32* routes, T* logits, int regions, int qk_dim,
+__global__ void choose_regions(const wide<T>* means, wide<T> scale, u32* routes, T* chosen, int regions, int qk_dim,
                                int topk) {
     typedef wide<T> W;
     constexpr int N = Pack<W>::size, WARPS = 8;
@@ -219,7 +220,7 @@ __global__ void choose_regions(const wide<T>* means, wide<T> scale, u32* routes,
         const int region = first + warp() * OWN + i;
         if (region >= regions) break;
         const i64 to = (image * regions + region) * topk;
-        keep_largest(affinity + i * stride, regions, topk, routes + to, logits + to);
+        keep_largest(affinity + i * stride, regions, topk, routes + to, chosen + to);
     }
 }
 
@@ -229,7 +230,7 @@ __global__ void choose_regions(const wide<T>* means, wide<T> scale, u32* routes,
 constexpr int ROUTING_WARPS = 28, ROWS = 7, SHARES = 4;
 template <typename T>
 __global__ void __launch_bounds__(32 * ROUTING_WARPS, 1)
-    route(const T* qkv, int valid_height, int valid_width, wide<T> scale, u32* routes, T* logits, u32 loaded_magic,
+    route(const T* qkv, int valid_height, int valid_width, wide<T> scale, u32* routes, T* chosen, u32 loaded_magic,
           GEOMETRY) {
     const Geometry g = THE_GEOMETRY;
     typedef wide<T> W;
@@ -280,7 +281,7 @@ __global__ void __launch_bounds__(32 * ROUTING_WARPS, 1)
         }
         __syncwarp();
         const i64 to = (image * regions + region) * topk;
-        keep_largest(affinity, regions, topk, routes + to, logits + to);
+        keep_largest(affinity, regions, topk, routes + to, chosen + to);
     }
 }
 

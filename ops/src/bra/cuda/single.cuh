@@ -119,8 +119,8 @@ __global__ void __launch_bounds__(SINGLE_THREADS, D > 32 ? 3 : 6)
 }
 
 // dqkv, all of it, as `attend_backward_masked`. A block iterates over the regions that are routed to its keys; their queries
-// are copied while it works on those before. First a warp owns 16 of the queries; then 16 of the keys, for which A and dS
-// are exchanged through shared memory.
+// are copied while it works on those before. First a warp owns 16 of the queries; then 16 of the keys, for which A and
+// dS are exchanged through shared memory.
 template <int D>
 __global__ void __launch_bounds__(SINGLE_THREADS, D > 32 ? 2 : 4)
     attend_backward_single(const bf16* qkv, const u32* starts, const u32* entries, float scale, const float* lse,
@@ -168,17 +168,17 @@ __global__ void __launch_bounds__(SINGLE_THREADS, D > 32 ? 2 : 4)
         __syncthreads(); // nor does any warp read what is overwritten next
         if (i + 1 < arriving) ask_for_queries(i + 1);
 
-        float p[STEPS][2][4], ds[STEPS][2][4];
+        float a[STEPS][2][4], ds[STEPS][2][4];
         const Own<D> own_queries(queries, own.first), own_upstream(upstream, own.first);
 #pragma unroll
         for (int step = 0; step < STEPS; step++) {
-            multiply_step(p[step], own_queries, keys, step * STEP);
+            multiply_step(a[step], own_queries, keys, step * STEP);
             multiply_step(ds[step], own_upstream, values, step * STEP);
         }
-        if (tokens < TILE) hide_columns(tokens, p);
+        if (tokens < TILE) hide_columns(tokens, a);
 #pragma unroll
         for (int j = 0; j < 8 * STEPS; j++) {
-            float& weight = p[j / 8][j / 4 % 2][j % 4];
+            float& weight = a[j / 8][j / 4 % 2][j % 4];
             weight = exp2_fast(weight * (scale * LOG2_E) - denominators[j / 2 % 2]);
             delta[j / 2 % 2] += weight * ds[j / 8][j / 4 % 2][j % 4];
         }
@@ -190,9 +190,9 @@ __global__ void __launch_bounds__(SINGLE_THREADS, D > 32 ? 2 : 4)
 #pragma unroll
             for (int j = 0; j < 8; j++) {
                 float& slope = ds[step][j / 4][j % 4];
-                slope = p[step][j / 4][j % 4] * (slope * scale - delta[j / 2 % 2]);
+                slope = a[step][j / 4][j % 4] * (slope * scale - delta[j / 2 % 2]);
             }
-            keep(weights, own.first, p[step], {1, 1}, step * STEP);
+            keep(weights, own.first, a[step], {1, 1}, step * STEP);
             keep(slopes, own.first, ds[step], {1, 1}, step * STEP);
             pack(left[step], ds[step]);
         }

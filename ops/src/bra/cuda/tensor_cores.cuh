@@ -120,9 +120,9 @@ __global__ void __launch_bounds__(THREADS<RESIDENT>, BLOCKS<D, RESIDENT>)
     });
 }
 
-// The queries' part of dqkv, and delta, as `attend_backward_queries` of attention.cuh: dS = A∘(dA − delta), dQ = s·dS·K.
-// Delta, the sum of A∘dA over all keys, comes first. If these fit in one tile, A and dA stay in registers; otherwise they
-// are computed twice.
+// The queries' part of dqkv, and delta, as `attend_backward_queries` of attention.cuh: dS = A∘(dA − delta), dQ =
+// s·dS·K. Delta, the sum of A∘dA over all keys, comes first. If these fit in one tile, A and dA stay in registers;
+// otherwise they are computed twice.
 template <int D, bool RESIDENT>
 __global__ void __launch_bounds__(THREADS<RESIDENT>, BLOCKS<D, RESIDENT>)
     attend_backward_queries_on_tensor_cores(const bf16* qkv, const u32* routes, float scale, const float* lse,

@@ -33,8 +33,8 @@ pub fn nearest(value: f32) -> bf16 {
     bf16::from_bits(if value.is_nan() { quiet } else { normal } as u16)
 }
 
-/// One value in f64. It becomes an f32 first, but rounded to odd: what that drops leaves a 1 in the last place, so that the
-/// second rounding does not take it for a tie, or for the lower side of one.
+/// One value in f64. It becomes an f32 first, but rounded to odd: what that drops leaves a 1 in the last place, so that
+/// the second rounding does not take it for a tie.
 pub fn nearest_of_f64(value: f64) -> bf16 {
     let near = value as f32;
     if f64::from(near) == value || value.is_nan() {

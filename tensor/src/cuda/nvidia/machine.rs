@@ -6,8 +6,8 @@ use crate::cuda::Properties;
 use cudarc::driver::result;
 use cudarc::driver::sys::{self, CUdevice, CUdevice_attribute, CUresult};
 
-/// The oldest CUDA whose driver and NVRTC have every function that is called here (11.4; cudarc panics where one is missing),
-/// and whose graphs keep the priorities of kernels.
+/// The oldest CUDA whose driver and NVRTC have every function that is called here (11.4; cudarc panics where one is
+/// missing), and whose graphs keep the priorities of kernels.
 const OLDEST_CUDA: (i32, i32) = (11, 7);
 
 /// The GPUs that the driver knows, also those that are too old. [`Error::Gpu`](crate::Error::Gpu) where there is no driver.

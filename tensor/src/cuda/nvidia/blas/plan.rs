@@ -8,8 +8,8 @@ use cudarc::cublaslt::sys::{self, cublasStatus_t as Status};
 use std::ffi::c_void;
 use std::fmt;
 
-/// How many algorithms are requested. At run time cuBLASLt may refuse the one that it has recommended first; and of eight,
-/// the last ones were the fastest about as often as the second.
+/// How many algorithms are requested. At run time cuBLASLt may refuse the one that it has recommended first; and of
+/// eight, the last ones were the fastest about as often as the second.
 const CHOICES: usize = 16;
 
 /// The largest block of the inner axis that its kernels process at once. Its split-K kernels are reported to leave out
