@@ -53,17 +53,21 @@ pub enum Error {
         /// piece.
         node: usize,
     },
-    /// A [segment](crate::Tape::segment) whose second run differed from the first, or failed for a reason that is not
-    /// one of these errors.
-    #[error("backward: a segment could not be computed again: {reason}")]
+    /// A [segment](crate::Tape::segment) or a [value](crate::Rule::recompute) whose second computation differed from the
+    /// first, or failed for a reason that is not one of these errors.
+    #[error("backward: what was not kept could not be computed again: {reason}")]
     Recompute {
         /// What went wrong.
         reason: String,
     },
     /// Gradients of another model's parameters, or of another element type.
     #[error(
-        "backward: the gradients are laid out for other parameters ({parameters} of them): another model's, or from before \
-         these were frozen, thawed or cast; make them with Gradients::new, and compute the value again on a new tape"
+        "backward: the gradients {}; make them with Gradients::new, and compute the value again on a new tape",
+        match parameters {
+            0 => "have no room for parameters".to_owned(),
+            _ => format!("are laid out for other parameters ({parameters} of them): another model's, or from before these \
+                 were frozen, thawed or cast"),
+        }
     )]
     ForeignGradients {
         /// The number of parameters that the gradients are laid out for.

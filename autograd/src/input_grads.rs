@@ -3,7 +3,7 @@
 use crate::accumulated::{Accumulated, FlatSpan, State, Target};
 use crate::backward::walk;
 use crate::params::Owner;
-use crate::{Error, Result, Tape};
+use crate::{Error, Layout, Result, Tape};
 use smallvec::SmallVec;
 use std::collections::HashMap;
 use std::fmt;
@@ -256,6 +256,12 @@ impl<'s, 'a> InputGrads<'s, 'a> {
             }
         }
         Ok(())
+    }
+
+    /// How the parameters are laid out whose gradients are collected, if any are, and the number of their owner, if one of
+    /// them has been met.
+    pub(crate) fn collected(&self) -> (Option<&Layout>, Option<u64>) {
+        (self.accumulated.layout.as_deref(), self.accumulated.owner)
     }
 
     /// The spans of the flat buffer of gradients, and which of them hold a gradient of this step. Errors:

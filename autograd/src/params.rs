@@ -34,7 +34,7 @@ impl ParamId {
 }
 
 /// Where each parameter lies in the flat buffer. Parameters start on cache lines; the gaps hold zeros.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, PartialEq)]
 pub struct Layout {
     names: Vec<String>,
     shapes: Vec<Shape>,
@@ -42,6 +42,16 @@ pub struct Layout {
     frozen: Vec<bool>,
     len: usize,
     dtype: DType,
+}
+
+impl fmt::Debug for Layout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Layout")
+            .field("parameters", &self.names.len())
+            .field("numbers", &self.count())
+            .field("dtype", &self.dtype)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Layout {
@@ -245,6 +255,12 @@ impl Parameters {
     pub fn freeze(&mut self, is_frozen: impl Fn(&str) -> bool) {
         let frozen = self.layout().names.iter().map(|name| is_frozen(name)).collect();
         self.owner.layout = Arc::new(Layout { frozen, ..Layout::clone(self.layout()) });
+    }
+
+    /// Whether these are the same model's: one was made of the other, by [sharing](Self::share), [casting](Self::cast) or
+    /// moving, and is not a [duplicate](Self::duplicate).
+    pub fn is_same_model(&self, other: &Parameters) -> bool {
+        self.owner.number == other.owner.number
     }
 
     /// The same values in the same buffer. While both live neither can be written.

@@ -12,7 +12,7 @@ use crate::InputGrads;
 use crate::accumulated::{Accumulated, FlatSpan, State};
 use crate::backward::walk;
 use crate::params::Owner;
-use crate::tape::{Node, TapeKind};
+use crate::tape::{Node, Origin, TapeKind, Used};
 use crate::{Error, ParamId, Profile, Result, Rule, Tape, Var};
 use rayon::prelude::*;
 use std::collections::{BTreeMap, HashMap};
@@ -31,9 +31,9 @@ impl Tape {
     /// what else it returns is collected, one entry per piece. It runs on several threads at once, and must process
     /// each sample independently.
     ///
-    /// Errors: those of `work`, from the first piece that fails; [`tensor::Error::Shape`] if a piece's value does not
-    /// have as many samples as the piece; [`tensor::Error::NotContiguous`] if, on the CPU, it is a view that is not
-    /// contiguous.
+    /// Errors: those of `work`, from the first piece that fails. On the CPU (a GPU has a single piece)
+    /// [`tensor::Error::Shape`] if a piece's value does not have as many samples as the piece, and
+    /// [`tensor::Error::NotContiguous`] if it is a view that is not contiguous.
     pub fn in_pieces<'t, S: Send, E: From<Error> + Send>(
         &'t self,
         x: &Var<'t>,
@@ -51,7 +51,7 @@ impl Tape {
         let count = count_of(samples, size);
         let run = |piece: usize| whole.run(piece * samples / count..(piece + 1) * samples / count, &work);
         let done: Vec<_> = (0..count).into_par_iter().with_max_len(1).map(run).collect();
-        let (mut pieces, mut values, mut rests, mut parameters) = (vec![], vec![], vec![], BTreeMap::new());
+        let (mut pieces, mut values, mut rests, mut parameters) = (vec![], vec![], vec![], Used::new());
         for done in done {
             let Done { piece, used, value, rest } = done?;
             pieces.push(piece);
@@ -66,9 +66,7 @@ impl Tape {
         let profile = self.shared_profile();
         absorb(&profile, pieces.iter().map(|piece| &piece.profile));
         let y = match pieces.iter().any(|piece| piece.output.is_some()) {
-            true => {
-                self.append(&[x], joined, Pieces { pieces, parameters: UsedParameters::of(&parameters), profile })?
-            }
+            true => self.append(&[x], joined, Pieces { pieces, used: parameters.clone(), profile })?,
             false => self.constant(joined),
         };
         self.also_uses(parameters);
@@ -106,7 +104,7 @@ struct Whole<'x> {
 /// A piece that has run: what was recorded, the parameters that were used, the value, and what else `work` returned.
 struct Done<S> {
     piece: Piece,
-    used: BTreeMap<ParamId, Owner>,
+    used: Used,
     value: Tensor,
     rest: S,
 }
@@ -145,9 +143,23 @@ struct Piece {
     samples: Range<usize>,
 }
 
+impl Piece {
+    /// Whether the gradient of its value reaches a parameter of this owner, not counting segments.
+    fn reaches(&self, owner: u64) -> bool {
+        let mut reached = vec![false; self.nodes.len()];
+        self.output.iter().for_each(|&output| reached[output] = true);
+        self.nodes.iter().enumerate().rev().any(|(place, node)| {
+            if reached[place] {
+                node.inputs.iter().flatten().for_each(|&input| reached[input] = true);
+            }
+            reached[place] && matches!(&node.origin, Origin::Parameter(_, other) if other.number == owner)
+        })
+    }
+}
+
 struct Pieces {
     pieces: Vec<Piece>,
-    parameters: UsedParameters,
+    used: Used,
     profile: Option<Arc<Profile>>,
 }
 
@@ -184,11 +196,11 @@ impl Pieces {
         let row = dx.as_ref().map_or(0, |dx| dx.data.len() / samples.max(1));
         let accumulate = dx.as_ref().is_some_and(|dx| dx.accumulate);
         let mut rest = dx.map_or(&mut [][..], |dx| dx.data);
+        let parameters = UsedParameters::of(&self.used, grads, &self.pieces);
         let groups = in_groups(std::mem::take(&mut self.pieces));
         let profiles: Vec<_> = groups.iter().flatten().map(|piece| piece.profile.clone()).collect();
         // All but the first group have gradients of their own, which are allocated only when a group's turn comes, as
         // memory that other groups saved is free by then.
-        let parameters = &self.parameters;
         let mut whole = Some(parameters.accumulated_in_whole(grads)?);
         let mut work = vec![];
         for pieces in groups {
@@ -208,7 +220,7 @@ impl Pieces {
         let walked: Vec<_> = work.into_par_iter().with_max_len(1).map(backward_of_group).collect();
         let partials: Vec<Partial> = walked.into_iter().filter_map(Result::transpose).collect::<Result<_>>()?;
         grads.close(slot);
-        self.parameters.add_up::<T>(&partials, grads)?;
+        parameters.add_up::<T>(&partials, grads)?;
         absorb(&self.profile, &profiles);
         Ok(())
     }
@@ -261,9 +273,9 @@ fn in_groups(pieces: Vec<Piece>) -> Vec<Vec<Piece>> {
         .collect()
 }
 
-/// Those parameters that the pieces use, and how many elements each has.
+/// Those parameters that the pieces use and may have gradients of, and how many elements each has.
 struct UsedParameters {
-    /// Their owner; `None` if the pieces use no parameters.
+    /// Their owner; `None` if there are none.
     owner: Option<Owner>,
     sizes: BTreeMap<usize, usize>,
 }
@@ -276,9 +288,24 @@ struct Partial {
 }
 
 impl UsedParameters {
-    fn of(parameters: &BTreeMap<ParamId, Owner>) -> Self {
-        let size = |(&id, owner): (&ParamId, &Owner)| (id.index(), owner.layout.shape(id).count());
-        Self { owner: parameters.values().next().cloned(), sizes: parameters.iter().map(size).collect() }
+    /// Those of the one owner whose gradients this backward pass collects. (Others may have been used, too: a teacher's,
+    /// whose values were detached.)
+    fn of(used: &Used, grads: &InputGrads<'_, '_>, pieces: &[Piece]) -> Self {
+        let (layout, met) = grads.collected();
+        let mut owners: Vec<&Owner> =
+            used.values().filter(|owner| layout.is_some_and(|layout| *layout == *owner.layout)).collect();
+        owners.dedup_by_key(|owner| owner.number);
+        let of_met = owners.iter().find(|owner| met == Some(owner.number));
+        let reached = || owners.iter().find(|owner| pieces.iter().any(|piece| piece.reaches(owner.number)));
+        // One that is used in segments alone has no nodes here.
+        let only = || owners.first().filter(|_| met.is_none());
+        let owner = of_met.or_else(reached).or_else(only).copied().cloned();
+        let is_theirs = |number: u64| owner.as_ref().is_some_and(|owner| owner.number == number);
+        let size = |(&(number, id), owner): (&(u64, ParamId), &Owner)| {
+            is_theirs(number).then(|| (id.index(), owner.layout.shape(id).count()))
+        };
+        let sizes = used.iter().filter_map(size).collect();
+        Self { owner, sizes }
     }
 
     /// Memory for a group's gradients.

@@ -52,7 +52,12 @@ pub(crate) fn recall(rule: &mut dyn Rule, forgotten: &[Forgotten], nodes: &[Node
             return Err(Error::Walked { op: nodes[node].name() });
         };
         if let Some(recompute) = source.recompute() {
-            *rule.saved_mut()[saved] = recompute()?;
+            let (value, shape) = (recompute()?, &nodes[node].shape);
+            if value.shape() != shape {
+                let reason = format!("{} gave {} instead of {shape}", source.name(), value.shape());
+                return Err(Error::Recompute { reason });
+            }
+            *rule.saved_mut()[saved] = value;
         }
     }
     Ok(())

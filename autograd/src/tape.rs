@@ -11,6 +11,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tensor::{DType, Device, Shape, Tensor};
 
+/// The parameters used on a tape, by the number of their owner and their own.
+pub(crate) type Used = BTreeMap<(u64, ParamId), Owner>;
+
 /// A Wengert list: one [`Node`] per recorded operation. Operations append to it while they compute, and
 /// [`Tape::backward`] walks it once in reverse, freeing as it goes.
 #[derive(Default)]
@@ -19,7 +22,7 @@ pub struct Tape {
     nodes: RefCell<Vec<Node>>,
     /// The parameters used on this tape, including inside nodes that stand for a segment or for pieces, each with its
     /// owner.
-    used: RefCell<BTreeMap<ParamId, Owner>>,
+    used: RefCell<Used>,
     kind: TapeKind,
     profile: Option<Arc<Profile>>,
 }
@@ -191,7 +194,7 @@ impl Tape {
         if owner.layout.is_frozen(id) {
             return self.constant(value);
         }
-        self.used.borrow_mut().insert(id, owner.clone());
+        self.used.borrow_mut().insert((owner.number, id), owner.clone());
         self.leaf(Origin::Parameter(id, owner.clone()), value, owner.layout.dtype())
     }
 
@@ -285,7 +288,7 @@ impl Tape {
         self.profile.clone()
     }
 
-    pub(crate) fn also_uses(&self, parameters: BTreeMap<ParamId, Owner>) {
+    pub(crate) fn also_uses(&self, parameters: Used) {
         self.used.borrow_mut().extend(parameters);
     }
 
@@ -294,7 +297,7 @@ impl Tape {
     }
 
     /// The nodes, and the parameters that were used.
-    pub(crate) fn into_parts(self) -> (Vec<Node>, BTreeMap<ParamId, Owner>) {
+    pub(crate) fn into_parts(self) -> (Vec<Node>, Used) {
         (self.nodes.into_inner(), self.used.into_inner())
     }
 

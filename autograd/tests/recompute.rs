@@ -2,11 +2,11 @@
 
 mod support;
 
-use autograd::{Error, Gradients, ParametersBuilder, Profile, Tape, Work};
+use autograd::{Error, Gradients, InputGrads, ParametersBuilder, Profile, Recompute, Result, Rule, Tape, Work};
 use std::cell::Cell;
 use std::sync::Arc;
 use support::{times, vector};
-use tensor::DType;
+use tensor::{DType, Tensor};
 
 /// Two sums of three terms differ in their last bits with the order: the inner uses of x must come in the place
 /// that they have on one long tape.
@@ -119,4 +119,34 @@ fn a_profile_sees_what_segments_do() {
     let of_segment: Vec<u64> =
         profile.lines().iter().filter(|line| line.name == "segment").map(|line| line.bytes).collect();
     assert_eq!(of_segment, [0], "what it reads and writes is counted where it does");
+}
+
+/// An operation whose recomputation forgets its shape.
+#[test]
+fn a_value_that_is_recomputed_in_another_shape_is_an_error() {
+    struct Shrinking;
+    impl Rule for Shrinking {
+        fn name(&self) -> &'static str {
+            "shrinking"
+        }
+        fn saved(&self) -> Vec<(&'static str, &Tensor)> {
+            vec![]
+        }
+        fn saved_mut(&mut self) -> Vec<&mut Tensor> {
+            vec![]
+        }
+        fn recompute(&self) -> Option<Recompute<'_>> {
+            Some(Box::new(|| Ok(vector(&[1.0]))))
+        }
+        fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
+            grads.give(0, dy)
+        }
+    }
+    let tape = Tape::recomputing_cheap();
+    let x = tape.input(vector(&[1.0, 2.0]));
+    let y = tape.record("shrinking", &[&x], vector(&[1.0, 2.0]), || Shrinking).unwrap();
+    let z = times(&y, &y).unwrap();
+    drop(y);
+    let error = tape.backward_from(&z, vector(&[1.0, 1.0]), &mut Gradients::default()).unwrap_err();
+    assert!(matches!(&error, Error::Recompute { reason } if reason == "shrinking gave (1) instead of (2)"), "{error}");
 }

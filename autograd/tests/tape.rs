@@ -2,7 +2,7 @@
 
 mod support;
 
-use autograd::{Error, Gradients, Parameters, ParametersBuilder, Profile, Tape, Work};
+use autograd::{Error, Gradients, ParametersBuilder, Profile, Tape, Work};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use support::{of, parameters, pass, times, vector};
@@ -215,73 +215,6 @@ fn parameters_that_the_loss_does_not_depend_on_are_named() {
     let mut gradients = Gradients::new(&parameters).unwrap();
     pass(&parameters, p, &[1.0, 1.0], &mut gradients);
     assert_eq!(gradients.require_all().unwrap_err(), Error::Unreached { names: vec!["q".into()] });
-}
-
-#[test]
-fn gradients_of_another_model_are_refused() {
-    let (own, p, _) = parameters();
-    let backward = |in_pieces: bool, gradients: &mut Gradients| {
-        let tape = Tape::new();
-        let y = match in_pieces {
-            true => {
-                let x = tape.constant(Tensor::full([2, 2], 1.0));
-                let times_p = tape.in_pieces(&x, 1, |x, _| Ok((times(x, &x.tape().parameter(&own, p))?, ())));
-                times_p.map(|(y, _): (_, Vec<()>)| y)
-            }
-            false => times(&tape.constant(vector(&[1.0, 1.0])), &tape.parameter(&own, p)),
-        }?;
-        tape.backward_from(&y, Tensor::full(y.shape().clone(), 1.0), gradients)
-    };
-    let model = |names: [&str; 2], extents: [usize; 2], dtype: DType| {
-        let mut builder = ParametersBuilder::default();
-        names.into_iter().zip(extents).for_each(|(name, extent)| _ = builder.add(name, [extent], vec![0.0; extent]));
-        Gradients::new(&builder.build(dtype).unwrap()).unwrap()
-    };
-    for in_pieces in [false, true] {
-        let others = [
-            Gradients::default(),
-            model(["p", "q"], [7, 3], DType::F64),
-            model(["p", "q"], [2, 3], DType::F32),
-            model(["other", "q"], [2, 3], DType::F64),
-        ];
-        for mut other in others {
-            let error = backward(in_pieces, &mut other).unwrap_err();
-            assert!(matches!(error, Error::ForeignGradients { .. }), "{error}");
-        }
-        backward(in_pieces, &mut model(["p", "q"], [2, 3], DType::F64)).unwrap();
-    }
-}
-
-/// A teacher and its student are laid out alike: without an error, one's gradients would be added to the other's.
-#[test]
-fn parameters_of_two_models_do_not_meet_on_a_tape() {
-    let (student, p, _) = parameters();
-    for teacher in [parameters().0, student.duplicate().unwrap()] {
-        let backward = |first: &Parameters, second: &Parameters, in_pieces: bool| {
-            let tape = Tape::new();
-            let x = tape.constant(Tensor::full([2, 2], 1.0));
-            let y = match in_pieces {
-                true => {
-                    let model = |samples: std::ops::Range<usize>| if samples.start == 0 { first } else { second };
-                    let product =
-                        tape.in_pieces(&x, 1, |x, samples| Ok((times(x, &x.tape().parameter(model(samples), p))?, ())));
-                    product.map(|(y, _): (_, Vec<()>)| y)
-                }
-                false => {
-                    let x = tape.constant(vector(&[1.0, 1.0]));
-                    times(&times(&x, &tape.parameter(first, p))?, &tape.parameter(second, p))
-                }
-            }?;
-            tape.backward_from(&y, Tensor::full(y.shape().clone(), 1.0), &mut Gradients::new(&student)?)
-        };
-        for in_pieces in [false, true] {
-            assert_eq!(backward(&student, &teacher, in_pieces), Err(Error::TwoModels));
-            assert_eq!(backward(&teacher, &student, in_pieces), Err(Error::TwoModels));
-            // The same model twice, also rounded or shared, is one.
-            backward(&student, &student.share(), in_pieces).unwrap();
-            backward(&student, &student.cast(DType::F64).unwrap(), in_pieces).unwrap();
-        }
-    }
 }
 
 #[test]

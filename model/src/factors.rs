@@ -2,7 +2,7 @@
 
 use crate::error::Result;
 use crate::state::{RunningStatistics, StatisticsId};
-use autograd::{Layout, ParamId, Parameters, Tape, Var};
+use autograd::{ParamId, Parameters, Tape, Var};
 use std::collections::HashMap;
 use std::sync::Arc;
 use tensor::{DType, Tensor};
@@ -37,8 +37,8 @@ impl Clone for Factors {
 }
 
 impl Factors {
-    /// These parameters, rounded to a type.
-    pub(crate) fn new(parameters: &Parameters, dtype: DType) -> Result<Self> {
+    /// These parameters, rounded to a type: their own, or bf16. Errors: those of [`Parameters::cast`].
+    pub fn new(parameters: &Parameters, dtype: DType) -> Result<Self> {
         Ok(Self { rounded: parameters.cast(dtype)?, ..Self::unrounded(parameters) })
     }
 
@@ -54,9 +54,9 @@ impl Factors {
         Self { prepared: Arc::new(prepared), ..self }
     }
 
-    /// How they are laid out.
-    pub(crate) fn layout(&self) -> &Arc<Layout> {
-        self.rounded.layout()
+    /// Whether they were made of this model's parameters.
+    pub(crate) fn are_of(&self, parameters: &Parameters) -> bool {
+        self.rounded.is_same_model(parameters)
     }
 
     /// Whether prepared tensors replace some of them.
@@ -67,6 +67,11 @@ impl Factors {
     /// A parameter itself, even if a prepared tensor replaces it.
     pub(crate) fn get(&self, id: ParamId) -> Tensor {
         self.rounded.get(id)
+    }
+
+    /// A parameter or, if it has been replaced, the prepared tensor.
+    pub(crate) fn taken(&self, id: ParamId) -> Tensor {
+        self.prepared.tensors.get(&id).cloned().unwrap_or_else(|| self.get(id))
     }
 
     /// A parameter on a tape or, if it has been replaced, the prepared tensor as a constant.

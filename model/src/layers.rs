@@ -8,7 +8,7 @@ use autograd::{ParamId, Parameters, Var};
 use tensor::{DType, Device, Tensor};
 
 /// A linear layer, x (..., I) to (..., O).
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Linear {
     weight: ParamId,
     bias: Option<ParamId>,
@@ -57,7 +57,7 @@ impl Linear {
 }
 
 /// A convolution with a bias, (N, H, W, I) to (N, H', W', O).
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Conv {
     weight: ParamId,
     bias: ParamId,
@@ -124,7 +124,7 @@ impl Conv {
 }
 
 /// A depthwise convolution of stride 1 that keeps the map's size.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct DepthwiseConv {
     weight: ParamId,
     bias: ParamId,
@@ -158,7 +158,7 @@ impl DepthwiseConv {
 }
 
 /// Layer normalisation over channels.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct LayerNorm {
     weight: ParamId,
     bias: ParamId,
@@ -188,7 +188,7 @@ impl LayerNorm {
 }
 
 /// Batch normalisation over all but the channels, and GELU if it follows.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct BatchNorm {
     weight: ParamId,
     bias: ParamId,

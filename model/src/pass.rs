@@ -65,6 +65,8 @@ struct Given {
     mode: Mode,
     parameters: Arc<Parameters>,
     factors: Factors,
+    /// Whether the parameters are constants of the tape.
+    constant: bool,
     running: Vec<RunningStatistics>,
     /// Image size that decides how many images are processed together in a stage; none: their actual size.
     grouped_as: Option<[usize; 2]>,
@@ -139,8 +141,16 @@ impl<'t> Pass<'t> {
     pub fn new(tape: &'t Tape, mode: Mode, parameters: &Parameters, running: &[RunningStatistics]) -> Self {
         let factors = Factors::unrounded(parameters);
         let (parameters, running) = (Arc::new(parameters.share()), running.to_vec());
-        let given =
-            Given { mode, parameters, factors, running, grouped_as: None, keeps_maps: false, attention_from: None };
+        let given = Given {
+            mode,
+            parameters,
+            factors,
+            constant: false,
+            running,
+            grouped_as: None,
+            keeps_maps: false,
+            attention_from: None,
+        };
         Self::part(tape, Arc::new(given), 0, 0)
     }
 
@@ -155,7 +165,8 @@ impl<'t> Pass<'t> {
     }
 
     /// Makes linear layers and convolutions use these: [`BiFormer::factors`](crate::BiFormer::factors), or
-    /// [`BiFormer::prepared`](crate::BiFormer::prepared).
+    /// [`BiFormer::prepared`](crate::BiFormer::prepared); for other parameters than the model's, such as their average,
+    /// [`Factors::new`]. Without them, layers use the parameters as they are, even in a model that is placed in bf16.
     pub fn with_factors(self, factors: Factors) -> Self {
         self.with(|given| given.factors = factors)
     }
@@ -170,6 +181,12 @@ impl<'t> Pass<'t> {
     /// routing the weights include the regions' shares, so that they need not sum to 1.
     pub fn attention_from(self, point: [f64; 2]) -> Self {
         self.with(|given| given.attention_from = Some(point))
+    }
+
+    /// Takes the parameters as constants of the tape, so that nothing is computed for their gradients: for a teacher, or for
+    /// the gradients of images.
+    pub fn with_constant_parameters(self) -> Self {
+        self.with(|given| given.constant = true)
     }
 
     /// Processes as many images of a stage together as it would for images of this height and width, so that measuring
@@ -188,7 +205,9 @@ impl<'t> Pass<'t> {
         let reason = match self.given.mode {
             _ if !of(running).eq(of(&self.given.running)) => "its running statistics are another model's",
             _ if !same(self.given.parameters.layout()) => "its parameters are another model's",
-            _ if !same(self.given.factors.layout()) => "its factors are another model's",
+            _ if !self.given.factors.are_of(&self.given.parameters) => {
+                "its factors were made of other parameters than its own: make them with Factors::new"
+            }
             Mode::Train { .. } if self.given.factors.are_prepared() => {
                 "what was prepared for inference cannot be trained: take factors()"
             }
@@ -291,7 +310,10 @@ impl<'t> Pass<'t> {
 
     /// A parameter, on the tape.
     pub fn parameter(&self, id: ParamId) -> Var<'t> {
-        self.tape.parameter(&self.given.parameters, id)
+        match self.given.constant {
+            true => self.tape.constant(self.given.parameters.get(id)),
+            false => self.tape.parameter(&self.given.parameters, id),
+        }
     }
 
     /// Whether a parameter is frozen.
@@ -301,12 +323,18 @@ impl<'t> Pass<'t> {
 
     /// A weight or bias of a linear layer or convolution, in the type that these multiply in.
     pub fn factor(&self, id: ParamId) -> Var<'t> {
-        self.given.factors.on(self.tape, id)
+        match self.given.constant {
+            true => self.tape.constant(self.given.factors.taken(id)),
+            false => self.given.factors.on(self.tape, id),
+        }
     }
 
     /// The same in another shape.
     pub(crate) fn factor_as<const N: usize>(&self, id: ParamId, extents: [usize; N]) -> Result<Var<'t>> {
-        self.given.factors.on_as(self.tape, id, extents)
+        match self.given.constant {
+            true => Ok(self.tape.constant(self.given.factors.taken(id).reshape(extents)?)),
+            false => self.given.factors.on_as(self.tape, id, extents),
+        }
     }
 
     /// Whether a BatchNorm has been folded into the convolution before it.

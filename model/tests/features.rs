@@ -38,11 +38,12 @@ fn images_get_a_gradient() -> Result<()> {
     let model = BiFormer::new(&preset("nano")?.config().with_overrides(fields)?, 1, DType::F64)?;
     let random = Philox::new(1, 0);
     let pixels: Vec<f64> = (0..2 * 16 * 16 * 3).map(|i| f64::from(random.uniform(i))).collect();
-    let logits = |pixels: &[f64], gradient: Option<&mut Gradients>| {
+    let logits = |pixels: &[f64], constant: bool, gradient: Option<&mut Gradients>| {
         let tape = Tape::new();
         let images = tape.input(Tensor::from_slice(pixels, [2, 16, 16, 3])?);
         let mode = Mode::Train { seed: 1, step: 0 };
         let pass = Pass::new(&tape, mode, &model.parameters, &model.statistics).with_factors(model.factors()?);
+        let pass = if constant { pass.with_constant_parameters() } else { pass };
         let logits = model.run_on(&pass, &images)?.remove(0);
         let upstream = Tensor::from_slice(&[1.0, -2.0, 0.5, 0.25, 1.0, -1.0], [2, 3])?;
         let value: f64 =
@@ -52,13 +53,15 @@ fn images_get_a_gradient() -> Result<()> {
         let gradient = gradients.of(&images).map_or(Ok(vec![]), Tensor::to_vec::<f64>)?;
         Ok::<_, Error>((value, gradient))
     };
-    let (_, gradient) = logits(&pixels, Some(&mut Gradients::new(&model.parameters)?))?;
+    let (_, gradient) = logits(&pixels, false, Some(&mut Gradients::new(&model.parameters)?))?;
+    let (_, of_constants) = logits(&pixels, true, Some(&mut Gradients::default()))?;
+    assert_eq!(of_constants, gradient, "without gradients of parameters");
     assert_eq!(gradient.len(), pixels.len());
     for pixel in [0, 100, 767, 768, 1000, 1535] {
         let moved = |by: f64| {
             let mut pixels = pixels.clone();
             pixels[pixel] += by;
-            Ok::<_, Error>(logits(&pixels, None)?.0)
+            Ok::<_, Error>(logits(&pixels, false, None)?.0)
         };
         let difference = (moved(1e-5)? - moved(-1e-5)?) / 2e-5;
         assert!((gradient[pixel] - difference).abs() < 1e-7 * difference.abs().max(1.0), "{pixel}: {difference}");
@@ -140,8 +143,9 @@ fn passes_of_another_model_are_refused() -> Result<()> {
     let (tape, images) = (Tape::new(), Tensor::full([2, 32, 32, 3], 0.5));
     let train = Mode::Train { seed: 1, step: 0 };
     for (factors, mode, said) in [
-        (deeper.factors()?, Mode::Evaluate, "factors are another model's"),
-        (deeper.prepared()?, Mode::Evaluate, "factors are another model's"),
+        (deeper.factors()?, Mode::Evaluate, "factors were made of other parameters"),
+        (deeper.prepared()?, Mode::Evaluate, "factors were made of other parameters"),
+        (model(&["depth=1,1,1"])?.factors()?, Mode::Evaluate, "factors were made of other parameters"),
         (own.prepared()?, train, "cannot be trained"),
     ] {
         let error = own.forward_with(factors, &tape, &images, mode).err().map(|error| error.to_string());

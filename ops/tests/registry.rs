@@ -8,7 +8,7 @@ use ops::check::{Report, check, check_case};
 use ops::registry::{self, OPS, Op};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
-use tensor::Tensor;
+use tensor::{DType, Tensor};
 
 #[test]
 fn every_operation_is_right_on_its_cases_and_every_mutant_is_caught() {
@@ -109,6 +109,25 @@ fn an_operation_without_cases_fails() {
     let Op { name, summary, drawn, kernels, .. } = *registry::find("gelu").unwrap();
     let report = check(&Op { name, summary, cases: Vec::new, drawn, kernels });
     assert!(!report.passed() && report.failures[0].contains("no cases"), "{report:?}");
+}
+
+/// It trains in f32.
+#[test]
+fn an_operation_that_is_wrong_in_f32_alone_fails() {
+    struct Doubled;
+    impl Definition for Doubled {
+        fn apply<'t>(&self, x: &[Var<'t>]) -> autograd::Result<Var<'t>> {
+            ops::scale(&x[0], if x[0].dtype() == DType::F32 { 2.001 } else { 2.0 })
+        }
+        fn reference<S: Scalar>(&self, x: &[Array<S>]) -> Array<S> {
+            Array::from_fn(&x[0].shape, |position| x[0].at(position) * S::of(2.0))
+        }
+    }
+    let cases = || vec![Case::new("doubled", vec![uniform([3], 1)], Doubled)];
+    let Op { summary, drawn, .. } = *registry::find("scale").unwrap();
+    let report = check(&Op { name: "doubled", summary, cases, drawn, kernels: None });
+    assert_eq!(report.failures.len(), 1, "{report:?}");
+    assert!(report.failures[0].contains("f32 against f64: relative error 5.0e-4"), "{report:?}");
 }
 
 /// Which operations take a tensor whose elements lie apart; all others refuse it, as it might be copied in secret.

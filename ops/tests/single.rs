@@ -1,18 +1,13 @@
 //! Every operation in single precision, in which training runs, against the double precision that is checked; and products
 //! of bf16 factors.
 
-use autograd::gradcheck::{backward, nan_max, value};
+use autograd::gradcheck::value;
 use autograd::{Gradients, Result, Tape};
 use ops::case::{Case, array, uniform};
-use ops::check::check_bits;
+use ops::check::{SINGLE_TOLERANCE, check_bits, single_error};
 use ops::registry::{OPS, find};
 use tensor::cpu::isa::{Isa, limits};
 use tensor::{DType, Tensor};
-
-/// About a thousand roundings of 6e-8, of terms that may cancel.
-const TOLERANCE: f64 = 1e-4;
-/// The inputs are about 1. Results that are smaller than this come from terms that cancel, and are compared with it.
-const SMALL: f64 = 0.1;
 
 #[test]
 fn single_precision_agrees_with_double() {
@@ -154,8 +149,9 @@ fn agrees(isas: &[Isa], is_one: impl Fn(&str, &str) -> bool, factors: DType) {
     for limited in limits(isas) {
         for op in OPS {
             for case in (op.cases)().into_iter().filter(|case| is_one(op.name, &case.name)) {
-                let error = error(&case, factors).unwrap_or_else(|error| panic!("{}, {}: {error}", op.name, case.name));
-                if error.is_nan() || error > TOLERANCE {
+                let error =
+                    single_error(&case, factors).unwrap_or_else(|error| panic!("{}, {}: {error}", op.name, case.name));
+                if error.is_nan() || error > SINGLE_TOLERANCE {
                     let (op, case) = (op.name, &case.name);
                     failures
                         .push(format!("{op}, case \"{case}\", {}: relative error {error:.1e}", limited.isa().name()));
@@ -164,36 +160,6 @@ fn agrees(isas: &[Isa], is_one: impl Fn(&str, &str) -> bool, factors: DType) {
         }
     }
     assert!(failures.is_empty(), "{}", failures.join("\n"));
-}
-
-/// The largest error of the value and of the gradients, from inputs that are exact in the type of the factors.
-fn error(case: &Case, factors: DType) -> Result<f64> {
-    let exact = |x: Tensor| if x.dtype() == DType::F32 { x.cast(factors)?.cast(DType::F32) } else { Ok(x) };
-    let single: Vec<_> = case.inputs_in(DType::F32, factors)?.into_iter().map(exact).collect::<tensor::Result<_>>()?;
-    let double: Vec<_> = single
-        .iter()
-        .map(|input| if input.dtype() == DType::Index { Ok(input.clone()) } else { input.cast(DType::F64) })
-        .collect::<tensor::Result<_>>()?;
-    let (a, b) = (value(case, &single)?, value(case, &double)?);
-    let mut worst = distance(&a, &b);
-    let upstream = exact(uniform(a.shape().clone(), 99).cast(DType::F32)?)?;
-    let a = backward(case, &single, &upstream)?;
-    let b = backward(case, &double, &upstream.cast(DType::F64)?)?;
-    for pair in a.iter().zip(&b) {
-        match pair {
-            (Some(a), Some(b)) => worst = nan_max(worst, distance(a, b)),
-            (None, None) => {}
-            _ => panic!("a gradient in one precision only"),
-        }
-    }
-    Ok(worst)
-}
-
-/// The largest difference, relative to the largest element.
-fn distance(a: &Tensor, b: &Tensor) -> f64 {
-    let (a, b) = (array(a).data, array(b).data);
-    let scale = b.iter().fold(SMALL, |scale, x| scale.max(x.abs()));
-    a.iter().zip(&b).map(|(a, b)| (a - b).abs() / scale).fold(0.0, nan_max)
 }
 
 /// Products take bf16, and nothing else does on the CPU: its gradient is f32, also where a view lies in between.

@@ -42,8 +42,10 @@ pub fn draw(metrics: &[EpochMetrics], told: Told<'_>, path: &Path) -> Result<()>
         colour,
         points: metrics.iter().map(|metrics| (metrics.epoch as f64, value(metrics))).collect(),
     };
+    // In full it would run off the page.
+    let name = if told.tested_on == "validation" { "val" } else { told.tested_on };
     let tested = |value| {
-        let mut curve = curve("test", VERMILION, value);
+        let mut curve = curve(name, VERMILION, value);
         let others = curve.points.iter().position(|point| point.0 > told.comparable_after as f64);
         if let Some(others @ 1..) = others.filter(|_| told.comparable_after > 0) {
             curve.points.insert(others, (curve.points[others].0, f64::NAN));

@@ -125,11 +125,11 @@ fn predict_draws_what_a_point_attends_to() {
     };
     let (one, six) = (large(1), large(6));
     let head = one.height() - 192 - 28;
-    assert_eq!(six.height(), head + 6 * 192 + 5 * 16 + 28);
+    assert_eq!(six.height(), head + 6 * 192 + 5 * 30 + 28);
     for row in 0..6 {
         let rows =
             |page: &Image, first: usize| page.pixels()[first * page.width() * 3..][..192 * page.width() * 3].to_vec();
-        assert!(rows(&six, head + row * (192 + 16)) == rows(&one, head), "row {row}");
+        assert!(rows(&six, head + row * (192 + 30)) == rows(&one, head), "row {row}");
     }
     for at in ["2,0", "0.5", "a,b", "nan,0.5"] {
         let said = predict(&["--at", at]);

@@ -6,23 +6,30 @@
 //! | `gradient.rs` | value against the reference; gradient against differences and against dual numbers |
 //! | `device.rs` | a GPU against the CPU |
 //! | `laws.rs` | what must hold of any operation: linearity, the same bits again, views, operands used twice, .. |
+//! | `single.rs` | f32 against f64 |
 //! | `mutants.rs` | backward rules broken on purpose, each of which the gradient check must catch |
 
 pub mod device;
 mod gradient;
 mod laws;
 mod mutants;
+mod single;
 
 pub use laws::check_bits;
+pub use single::single_error;
 
 use crate::case::Case;
 use crate::registry::Op;
 use autograd::gradcheck::nan_max;
+use tensor::DType;
 
 /// Largest relative error that a gradient may have against central differences.
 pub const DIFFERENCE_TOLERANCE: f64 = 1e-6;
 /// Largest relative error that a gradient or a value may have against the reference in dual numbers.
 pub const EXACT_TOLERANCE: f64 = 1e-10;
+/// Largest relative error that a value or a gradient in f32 may have against f64: about a thousand roundings of 6e-8, of
+/// terms that may cancel.
+pub const SINGLE_TOLERANCE: f64 = 1e-4;
 
 /// What the check of one operation found.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -41,6 +48,8 @@ pub struct Report {
     pub difference_error: f64,
     /// The largest relative error of a gradient against dual numbers.
     pub dual_error: f64,
+    /// The largest relative error of a value or a gradient in f32 against f64.
+    pub single_error: f64,
     /// Law checks made: each law, once for each case.
     pub laws: usize,
     /// Broken backward rules that were tried.
@@ -82,7 +91,7 @@ pub fn check(op: &Op) -> Report {
     report
 }
 
-/// Checks one case: value, gradients and laws.
+/// Checks one case: value and gradients, in f64 and in f32, and laws.
 pub fn check_case(case: &Case, report: &mut Report) {
     report.cases += 1;
     match gradient::check(case) {
@@ -103,6 +112,18 @@ pub fn check_case(case: &Case, report: &mut Report) {
             }
         }
         Err(error) => report.fail(case, error),
+    }
+    match single_error(case, DType::F32) {
+        Ok(error) => {
+            report.single_error = nan_max(report.single_error, error);
+            if error.is_nan() || error > SINGLE_TOLERANCE {
+                report.fail(
+                    case,
+                    format!("f32 against f64: relative error {error:.1e}, more than {SINGLE_TOLERANCE:.0e}"),
+                );
+            }
+        }
+        Err(error) => report.fail(case, format!("in f32: {error}")),
     }
     match laws::check(case) {
         Ok(broken) => {
