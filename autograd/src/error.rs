@@ -53,8 +53,8 @@ pub enum Error {
         /// piece.
         node: usize,
     },
-    /// A [segment](crate::Tape::segment) or a [value](crate::Rule::recompute) whose second computation differed from the
-    /// first, or failed for a reason that is not one of these errors.
+    /// A [segment](crate::Tape::segment) or a [value](crate::Rule::recompute) whose second computation differed from
+    /// the first, or failed for a reason that is not one of these errors.
     #[error("backward: what was not kept could not be computed again: {reason}")]
     Recompute {
         /// What went wrong.

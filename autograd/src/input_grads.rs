@@ -258,8 +258,8 @@ impl<'s, 'a> InputGrads<'s, 'a> {
         Ok(())
     }
 
-    /// How the parameters are laid out whose gradients are collected, if any are, and the number of their owner, if one of
-    /// them has been met.
+    /// How the parameters are laid out whose gradients are collected, if any are, and the number of their owner, if one
+    /// of them has been met.
     pub(crate) fn collected(&self) -> (Option<&Layout>, Option<u64>) {
         (self.accumulated.layout.as_deref(), self.accumulated.owner)
     }

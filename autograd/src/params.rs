@@ -257,8 +257,8 @@ impl Parameters {
         self.owner.layout = Arc::new(Layout { frozen, ..Layout::clone(self.layout()) });
     }
 
-    /// Whether these are the same model's: one was made of the other, by [sharing](Self::share), [casting](Self::cast) or
-    /// moving, and is not a [duplicate](Self::duplicate).
+    /// Whether these are the same model's: one was made of the other, by [sharing](Self::share), [casting](Self::cast)
+    /// or moving, and is not a [duplicate](Self::duplicate).
     pub fn is_same_model(&self, other: &Parameters) -> bool {
         self.owner.number == other.owner.number
     }

@@ -288,8 +288,8 @@ struct Partial {
 }
 
 impl UsedParameters {
-    /// Those of the one owner whose gradients this backward pass collects. (Others may have been used, too: a teacher's,
-    /// whose values were detached.)
+    /// Those of the one owner whose gradients this backward pass collects. (Others may have been used, too: a
+    /// teacher's, whose values were detached.)
     fn of(used: &Used, grads: &InputGrads<'_, '_>, pieces: &[Piece]) -> Self {
         let (layout, met) = grads.collected();
         let mut owners: Vec<&Owner> =

@@ -1,6 +1,5 @@
 //! How a block attends: to routed regions, or to all tokens, with local context or without.
 
-use crate::attention_weights::{AttentionWeights, Reads};
 use crate::config::{Attend, Family, ModelConfig};
 use crate::error::{Error, Result};
 use crate::layers::{DepthwiseConv, Linear};
@@ -8,7 +7,8 @@ use crate::pass::Pass;
 use crate::regions::{self, Routes};
 use crate::state::Builder;
 use autograd::Var;
-use ops::Bra;
+use ops::{Bra, RouteKind};
+use tensor::{DType, Tensor};
 
 /// The attention of a block, from normalised tokens (N, H, W, C) to (N, H, W, C).
 #[derive(Debug)]
@@ -122,8 +122,11 @@ impl FullAttention {
         let scale = libm::pow((self.dim / self.heads) as f64, -0.5);
         let mixed = ops::attention(&qkv, self.heads, scale)?;
         let [_, height, width, _] = x.value().dims("attention", "(N, H, W, C)")?;
-        let weights = || AttentionWeights { qkv: qkv.value(), heads: self.heads, scale, reads: Reads::All };
-        pass.record_attention_weights(&self.name, [height, width], weights)?;
+        pass.record_attention_weights(&self.name, [height, width], |token| {
+            let whole = Bra { heads: self.heads, qk_dim: self.dim, topk: 1, grid: [1, 1], scale, valid: None };
+            let routes = Tensor::zeros([x.shape()[0], 1, 1], DType::Index);
+            ops::bra_weights(qkv.value(), &routes, RouteKind::Hard, &whole, token)
+        })?;
         Ok(match &self.context {
             None => mixed,
             Some(Context::Input(lepe)) => ops::add(&mixed, &lepe.forward(pass, &x)?)?,
@@ -164,15 +167,12 @@ impl RoutedAttention {
         };
         let lepe = self.lepe.as_ref().map(|lepe| lepe.parameters(pass));
         let lepe = lepe.as_ref().map(|[weight, bias]| [weight, bias]);
-        let routed = match self.soft {
-            true => ops::bra_composed(&qkv, lepe, &attributes, ops::RouteKind::Soft)?,
-            false => ops::bra(&qkv, lepe, &attributes)?,
+        let (routed, kind) = match self.soft {
+            true => (ops::bra_composed(&qkv, lepe, &attributes, RouteKind::Soft)?, RouteKind::Soft),
+            false => (ops::bra(&qkv, lepe, &attributes)?, RouteKind::Hard),
         };
-        pass.record_attention_weights(&self.name, map, || AttentionWeights {
-            qkv: qkv.value(),
-            heads: self.heads,
-            scale: attributes.scale,
-            reads: Reads::Routed { regions, routes: &routed.routes, soft: self.soft },
+        pass.record_attention_weights(&self.name, map, |token| {
+            ops::bra_weights(qkv.value(), &routed.routes, kind, &attributes, token)
         })?;
         pass.record_routes(Routes { name: self.name.clone(), indices: routed.routes, regions, map });
         crop(routed.out, padded, map)

@@ -7,7 +7,7 @@
 //! | `overrides.rs` | single fields of a configuration, by name |
 //! | `biformer.rs`, `run.rs` | [`BiFormer`], stages between mergings, and the head; how images run through it |
 //! | `block.rs`, `attention.rs`, `mlp.rs`, `layers.rs` | a block; how it attends; its MLP; layers |
-//! | `attention_weights.rs` | how much one token attends to the others, to be shown |
+//! | `attention_weights.rs` | what is recorded of an attention's weights, to be shown |
 //! | `factors.rs` | parameters as products take them |
 //! | `pass.rs` | what the layers of one pass share: the tape, the mode, random streams |
 //! | `state.rs` | parameters and running statistics, their names and initial values |

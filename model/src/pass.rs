@@ -1,7 +1,7 @@
 //! One pass through a model: what its layers share on the way.
 
 use crate::RunningStatistics;
-use crate::attention_weights::{AttentionWeights, token_at};
+use crate::attention_weights::{mean, token_at};
 use crate::error::{Error, Result};
 use crate::factors::Factors;
 use crate::regions::Routes;
@@ -183,8 +183,8 @@ impl<'t> Pass<'t> {
         self.with(|given| given.attention_from = Some(point))
     }
 
-    /// Takes the parameters as constants of the tape, so that nothing is computed for their gradients: for a teacher, or for
-    /// the gradients of images.
+    /// Takes the parameters as constants of the tape, so that nothing is computed for their gradients: for a teacher,
+    /// or for the gradients of images.
     pub fn with_constant_parameters(self) -> Self {
         self.with(|given| given.constant = true)
     }
@@ -368,20 +368,21 @@ impl<'t> Pass<'t> {
         self.trace.borrow_mut().statistics.push((id, batch));
     }
 
-    pub(crate) fn record_routes(&self, routes: Routes) {
+    /// Records where the regions of an attention look, in the [trace](Trace::routes).
+    pub fn record_routes(&self, routes: Routes) {
         self.trace.borrow_mut().routes.push(routes);
     }
 
     /// Records how much the token at the requested point attends to each token of an attention's map, without its
-    /// padding: (H, W).
-    pub(crate) fn record_attention_weights<'a>(
+    /// padding: (H, W). `weights` gives a token's, with padding.
+    pub(crate) fn record_attention_weights(
         &self,
         name: &str,
         map: [usize; 2],
-        weights: impl FnOnce() -> AttentionWeights<'a>,
+        weights: impl FnOnce([usize; 2]) -> tensor::Result<Tensor>,
     ) -> Result<()> {
         if let Some(point) = self.given.attention_from {
-            let mean = weights().mean(token_at(point, map), map)?;
+            let mean = mean(&weights(token_at(point, map))?, map)?;
             self.trace.borrow_mut().attention_weights.push((name.to_owned(), mean));
         }
         Ok(())

@@ -258,9 +258,10 @@ impl AdamW {
     }
 
     /// Continues from a saved state, bit for bit; the moments of frozen parameters are set to zero, whatever was saved for
-    /// them. The optimiser gets other memory: a [recording](tensor::cuda::Gpu::record) that was made before would go on
-    /// with the old moments. Errors: [`Error::Layout`] for the state of another model; [`Error::Unusable`] for values
-    /// that no step can have left.
+    /// them. (So, when a model has been frozen or thawed, its new optimiser takes over the moments of the old one:
+    /// `restore(&old.state())`.) The optimiser gets other memory: a [recording](tensor::cuda::Gpu::record) that was
+    /// made before would go on with the old moments. Errors: [`Error::Layout`] for the state of another model;
+    /// [`Error::Unusable`] for values that no step can have left.
     pub fn restore(&mut self, state: &AdamWState) -> Result<()> {
         ensure_flat(&self.layout, "first moments", &state.m)?;
         ensure_flat(&self.layout, "second moments", &state.v)?;

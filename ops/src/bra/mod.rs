@@ -35,6 +35,7 @@ pub(crate) mod cuda;
 pub(crate) mod geometry;
 pub mod reference;
 mod routing;
+mod weights;
 
 use crate::Regions;
 use crate::dwconv;
@@ -47,6 +48,7 @@ use tensor::{Device, Error, Shape, Tensor, match_float};
 
 pub use composed::{RouteKind, bra_composed};
 pub use routing::{Routing, route};
+pub use weights::bra_weights;
 
 pub(crate) const MODULE: Option<&Module> = Some(&cuda::KERNELS);
 pub(crate) const SUMMARY: &str = "bi-level routing attention with local context, fused";

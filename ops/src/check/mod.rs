@@ -27,8 +27,8 @@ use tensor::DType;
 pub const DIFFERENCE_TOLERANCE: f64 = 1e-6;
 /// Largest relative error that a gradient or a value may have against the reference in dual numbers.
 pub const EXACT_TOLERANCE: f64 = 1e-10;
-/// Largest relative error that a value or a gradient in f32 may have against f64: about a thousand roundings of 6e-8, of
-/// terms that may cancel.
+/// Largest relative error that a value or a gradient in f32 may have against f64: about a thousand roundings of 6e-8,
+/// of terms that may cancel.
 pub const SINGLE_TOLERANCE: f64 = 1e-4;
 
 /// What the check of one operation found.

@@ -8,8 +8,8 @@ use tensor::{DType, Tensor};
 /// The inputs are about 1. Results that are smaller than this come from terms that cancel, and are compared with it.
 const SMALL: f64 = 0.1;
 
-/// The largest relative error of a case's value and gradients in f32, with `factors` in that type (f32 or bf16), against
-/// f64: from inputs that are exact in all of these types. Errors: those of the operation.
+/// The largest relative error of a case's value and gradients in f32, with `factors` in that type (f32 or bf16),
+/// against f64: from inputs that are exact in all of these types. Errors: those of the operation.
 pub fn single_error(case: &Case, factors: DType) -> Result<f64> {
     let exact = |x: Tensor| if x.dtype() == DType::F32 { x.cast(factors)?.cast(DType::F32) } else { Ok(x) };
     let single: Vec<_> = case.inputs_in(DType::F32, factors)?.into_iter().map(exact).collect::<tensor::Result<_>>()?;

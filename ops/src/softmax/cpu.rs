@@ -25,7 +25,7 @@ fn rows<T: Float, A: Arch>(x: &[T], channels: usize, y: &mut [T]) {
 pub(crate) fn row<T: Float, A: Arch>(x: &[T], y: &mut [T]) -> [T; 2] {
     let largest = max(x);
     for (y, &x) in y.iter_mut().zip(x) {
-        *y = Transcendental::exp::<A>(x - largest);
+        *y = Transcendental::exponential::<A>(x - largest);
     }
     let sum = sum_map(y, |y| y);
     let inverse = T::one() / sum;

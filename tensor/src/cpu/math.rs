@@ -7,10 +7,10 @@ use super::isa::Arch;
 pub trait Transcendental: Sized {
     /// e^x. In f32: relative error below 2 ulp; 0 below x = -86.6 (no denormal results), infinity above x = 88.72;
     /// NaN stays NaN.
-    fn exp<A: Arch>(self) -> Self;
-    /// 2^x for x of at most 1: the weights of a softmax, at less cost than [`exp`](Self::exp). In f32: relative error
-    /// below 2 ulp, and none at 0; 2^-126 for all x below -126; NaN stays NaN.
-    fn exp2<A: Arch>(self) -> Self;
+    fn exponential<A: Arch>(self) -> Self;
+    /// 2^x for x of at most 1: the weights of a softmax, at less cost than [`exponential`](Self::exponential). In f32:
+    /// relative error below 2 ulp, and none at 0; 2^-126 for all x below -126; NaN stays NaN.
+    fn power_of_two<A: Arch>(self) -> Self;
     /// The natural logarithm of a positive number. In f32: within 2 ulp of ln x, or 1e-7 near x = 1; meaningless for
     /// denormal numbers, zero and negative numbers; infinity and NaN are returned unchanged.
     fn logarithm<A: Arch>(self) -> Self;
@@ -24,11 +24,11 @@ pub trait Transcendental: Sized {
 
 impl Transcendental for f64 {
     #[inline(always)]
-    fn exp<A: Arch>(self) -> Self {
+    fn exponential<A: Arch>(self) -> Self {
         libm::exp(self)
     }
     #[inline(always)]
-    fn exp2<A: Arch>(self) -> Self {
+    fn power_of_two<A: Arch>(self) -> Self {
         libm::exp2(self)
     }
     #[inline(always)]
@@ -64,7 +64,7 @@ impl Transcendental for f32 {
     /// x = n·ln 2 + r with |r| <= ln 2 / 2; e^r by Taylor's series to r^7 (whose next term is below
     /// 5.2e-9); and 2^n is put together from its bits.
     #[inline(always)]
-    fn exp<A: Arch>(self) -> f32 {
+    fn exponential<A: Arch>(self) -> f32 {
         let x = if self > 88.72 { 88.72 } else { self };
         let shifted = A::mul_add(x, std::f32::consts::LOG2_E, ROUND);
         let n = shifted - ROUND;
@@ -84,7 +84,7 @@ impl Transcendental for f32 {
     /// put together from its bits. Adding n to the exponent bits of 2^r would be as accurate, but could turn NaN into a
     /// number.
     #[inline(always)]
-    fn exp2<A: Arch>(self) -> f32 {
+    fn power_of_two<A: Arch>(self) -> f32 {
         let x = if self < MIN_EXPONENT { MIN_EXPONENT } else { self };
         let shifted = x + ROUND_BIASED;
         let series = horner::<A, _>(x - (shifted - ROUND_BIASED), EXP2);
@@ -225,7 +225,7 @@ mod tests {
     fn exp_is_within_two_ulp() {
         #[inline(always)]
         fn check<A: Arch>() {
-            let exp = |x: f32| Transcendental::exp::<A>(x);
+            let exp = |x: f32| Transcendental::exponential::<A>(x);
             for i in -86_599..=88_700 {
                 let x = i as f32 * 1e-3;
                 let exact = f64::from(x).exp();
@@ -245,7 +245,7 @@ mod tests {
     fn exp2_is_within_two_ulp() {
         #[inline(always)]
         fn check<A: Arch>() {
-            let exp2 = |x: f32| Transcendental::exp2::<A>(x);
+            let exp2 = |x: f32| Transcendental::power_of_two::<A>(x);
             for i in -126_000..=1_000 {
                 let x = i as f32 / 1e3;
                 let exact = f64::from(x).exp2();

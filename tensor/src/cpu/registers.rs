@@ -76,7 +76,7 @@ pub trait Vector<T: Float>: Copy {
     /// self·b + c
     fn mul_add(self, b: Self, c: Self) -> Self;
 
-    /// [2^x](Transcendental::exp2) of each element.
+    /// [2^x](Transcendental::power_of_two) of each element.
     fn exp2(self) -> Self;
 
     /// Φ of each element, within the bounds of [`Transcendental::normal_distribution`]: from the tables, or by that
@@ -240,7 +240,7 @@ impl<T: Float, A: Arch, const N: usize> Vector<T> for Each<T, A, N> {
     #[inline(always)]
     fn exp2(mut self) -> Self {
         for lane in 0..N {
-            self.0[lane] = Transcendental::exp2::<A>(self.0[lane]);
+            self.0[lane] = Transcendental::power_of_two::<A>(self.0[lane]);
         }
         self
     }
@@ -366,7 +366,7 @@ mod tests {
             // SAFETY: the caller has chosen an instruction set that is there.
             unsafe { A::Vector::<T>::load(&x) }.exp2().store(&mut powers);
             for (&x, &power) in x.iter().zip(&powers).take(A::Vector::<T>::LANES) {
-                let one = Transcendental::exp2::<A>(x);
+                let one = Transcendental::power_of_two::<A>(x);
                 assert!(power == one || power.is_nan() && one.is_nan(), "2^{x} is {power}, and alone {one}");
             }
         }

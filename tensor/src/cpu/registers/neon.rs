@@ -116,7 +116,7 @@ impl<T: Float> Vector<T> for Neon<T> {
     #[inline(always)]
     fn exp2(self) -> Self {
         if Self::DOUBLE {
-            return one_by_one(self, |x| Transcendental::exp2::<Plain>(x));
+            return one_by_one(self, |x| Transcendental::power_of_two::<Plain>(x));
         }
         // The steps of one number's.
         // SAFETY: as above.

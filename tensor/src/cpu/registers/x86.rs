@@ -117,7 +117,7 @@ macro_rules! register {
         #[inline(always)]
         fn exp2(self) -> Self {
             if T::DTYPE == DType::F64 {
-                return one_by_one(self, |x| Transcendental::exp2::<Plain>(x));
+                return one_by_one(self, |x| Transcendental::power_of_two::<Plain>(x));
             }
             // The steps of one number's. Where one of two is not a number, the second is the larger.
             // SAFETY: as above.
