@@ -61,9 +61,9 @@ impl Rule for Tanh {
     rule_fields!("tanh", y);
 
     fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> autograd::Result<()> {
-        let (dy, y) = (dy.to_vec::<f64>()?, self.y.to_vec::<f64>()?);
-        let dx: Vec<f64> = dy.iter().zip(&y).map(|(dy, y)| dy * (1.0 - y * y)).collect();
-        grads.give(0, Tensor::from_slice(&dx, self.y.shape().clone())?)
+        let [dy, y] = [&dy, &self.y].map(|tensor| tensor.cast(DType::F64)?.to_vec::<f64>());
+        let dx: Vec<f64> = dy?.iter().zip(&y?).map(|(dy, y)| dy * (1.0 - y * y)).collect();
+        grads.give(0, Tensor::from_slice(&dx, self.y.shape().clone())?.cast(self.y.dtype())?)
     }
 }
 
@@ -71,8 +71,8 @@ struct OfTanh;
 
 impl Definition for OfTanh {
     fn apply<'t>(&self, x: &[Var<'t>]) -> autograd::Result<Var<'t>> {
-        let y: Vec<f64> = x[0].value().to_vec::<f64>()?.iter().map(|x| x.tanh()).collect();
-        let y = Tensor::from_slice(&y, x[0].shape().clone())?;
+        let y: Vec<f64> = x[0].value().cast(DType::F64)?.to_vec::<f64>()?.iter().map(|x| x.tanh()).collect();
+        let y = Tensor::from_slice(&y, x[0].shape().clone())?.cast(x[0].dtype())?;
         x[0].tape().record("tanh", &[&x[0]], y.clone(), || Tanh { y })
     }
     fn reference<S: Scalar>(&self, x: &[Array<S>]) -> Array<S> {
