@@ -71,24 +71,25 @@ impl ScoreLayout {
         let factors = unsafe { A::Vector::splat(binary) };
         // Padding scores (those without a key) must not become the maximum.
         self.fill_spare(scores, |first_of_query| first_of_query);
-        // What is added to a query's exponents, so that the largest power is 1.
-        let mut shifts = [T::zero(); BLOCK_SLOTS];
-        for (register, shift) in self.registers_of::<T, A>(&mut shifts) {
+        // What is added to a query's exponents, so that the largest power is 1. It becomes the log-sum-exp at last.
+        let shifts = logs;
+        for (register, shift) in self.registers_of::<T, A>(shifts) {
             let largest = fold!(self.along::<T, A>(register), lowest, max, |largest, at| {
                 load!(scores, at).mul(factors).max(largest)
             });
             zero.sub(across!(largest, max)).store(shift);
         }
         // SAFETY: as above.
-        unsafe { self.powers::<T, A>(binary, scores, &mut shifts) };
-        let mut sums = [T::zero(); BLOCK_SLOTS];
-        let sums = &mut sums[..self.quads() * SQUARE];
+        unsafe { self.powers::<T, A>(binary, scores, shifts) };
+        let (mut sums, slots) = ([T::zero(); BLOCK_SLOTS], self.quads() * SQUARE);
+        // Slices of one length, over which the loop below vectorises.
+        let (sums, shifts) = (&mut sums[..slots], &mut shifts[..slots]);
         for (register, sum_of_query) in self.registers_of::<T, A>(sums) {
             let sum = fold!(self.along::<T, A>(register), zero, add, |sum, at| load!(scores, at).add(sum));
             across!(sum, add).store(sum_of_query);
         }
-        for ((log, sum), shift) in logs.iter_mut().zip(&mut *sums).zip(shifts) {
-            *log = Transcendental::logarithm::<A>(*sum) - shift * T::of(LN_2);
+        for (shift, sum) in shifts.iter_mut().zip(&mut *sums) {
+            *shift = Transcendental::logarithm::<A>(*sum) - *shift * T::of(LN_2);
             *sum = T::one() / *sum;
         }
         for (register, inverse) in self.registers_of::<T, A>(sums) {
