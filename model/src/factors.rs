@@ -54,9 +54,10 @@ impl Factors {
         Self { prepared: Arc::new(prepared), ..self }
     }
 
-    /// Whether they were made of this model's parameters.
+    /// Whether they were made of this model's parameters, with the same ones frozen.
     pub(crate) fn are_of(&self, parameters: &Parameters) -> bool {
-        self.rounded.is_same_model(parameters)
+        let [own, theirs] = [self.rounded.layout(), parameters.layout()];
+        self.rounded.is_same_model(parameters) && (Arc::ptr_eq(own, theirs) || own == theirs)
     }
 
     /// Whether prepared tensors replace some of them.

@@ -206,7 +206,7 @@ impl<'t> Pass<'t> {
             _ if !of(running).eq(of(&self.given.running)) => "its running statistics are another model's",
             _ if !same(self.given.parameters.layout()) => "its parameters are another model's",
             _ if !self.given.factors.are_of(&self.given.parameters) => {
-                "its factors were made of other parameters than its own: make them with Factors::new"
+                "its factors were made of other parameters than its own, or before these were frozen: make them anew"
             }
             Mode::Train { .. } if self.given.factors.are_prepared() => {
                 "what was prepared for inference cannot be trained: take factors()"

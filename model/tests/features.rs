@@ -151,6 +151,10 @@ fn passes_of_another_model_are_refused() -> Result<()> {
         let error = own.forward_with(factors, &tape, &images, mode).err().map(|error| error.to_string());
         assert!(error.as_ref().is_some_and(|error| error.contains(said)), "{error:?}");
     }
+    let mut frozen = model(&["depth=1,1,1"])?;
+    let before = frozen.factors()?;
+    frozen.freeze(&["stages.0"])?;
+    assert!(matches!(frozen.forward_with(before, &tape, &images, train), Err(Error::Pass { .. })));
     let wider = model(&["depth=1,1,1", "embed_dim=24,48,72"])?;
     for (parameters, statistics) in [
         (&deeper.parameters, &deeper.statistics[..]),

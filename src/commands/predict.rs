@@ -342,3 +342,15 @@ fn classify(
     }
     Ok((probabilities(logits.value())?, pass.into_trace()))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_repeat_come_with_their_folders() {
+        let of = |files: &[&str]| short_names(&files.iter().map(PathBuf::from).collect::<Vec<_>>());
+        assert_eq!(of(&["a/1.png", "b/2.png"]), ["1.png", "2.png"]);
+        assert_eq!(of(&["data/cat/1.png", "data/dog/1.png", "1.png"]), ["cat/1.png", "dog/1.png", "1.png"]);
+    }
+}

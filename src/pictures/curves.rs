@@ -58,7 +58,7 @@ pub fn draw(metrics: &[EpochMetrics], told: Told<'_>, path: &Path) -> Result<()>
         (false, true) => "; training is on mixed images",
         (true, true) => "; training is smoothed, and on mixed images",
     };
-    let by_larger = if told.mixes { "; training is on mixed images" } else { "" };
+    let mixed = if told.mixes { "; training is on mixed images" } else { "" };
     let epochs = metrics.iter().map(|metrics| metrics.epoch).max().unwrap_or(0).max(1) as f64;
     let counted = if last.epoch == 1 { "1 epoch".to_owned() } else { format!("{} epochs", last.epoch) };
 
@@ -71,11 +71,7 @@ pub fn draw(metrics: &[EpochMetrics], told: Told<'_>, path: &Path) -> Result<()>
     };
     let accuracy = Panel {
         title: "Accuracy (%)",
-        caption: format!(
-            "{} accuracy {} after {counted}{by_larger}",
-            told.tested_on,
-            percent(100.0 * last.test_accuracy)
-        ),
+        caption: format!("{} accuracy {} after {counted}{mixed}", told.tested_on, percent(100.0 * last.test_accuracy)),
         bounds: (0.0, 100.0),
         curves: [
             curve("train", BLUE, |metrics| 100.0 * metrics.train_accuracy),
