@@ -8,7 +8,8 @@ use super::tile::{PanelRows, tiles};
 use crate::{Float, Scratch};
 use std::ops::Range;
 
-/// How many rows of B are multiplied at a time: as many as keep a panel in the L1 cache.
+/// How many rows of B are multiplied at a time: as many as keep a panel of two or three registers in the L1 cache. One of
+/// four, of 64 KB, streams from the L2 cache, which is no slower than fewer rows at a time.
 pub(super) const DEPTH: usize = 256;
 
 /// Where the rows of an operand start.
@@ -150,6 +151,9 @@ pub(super) unsafe fn block<T: Float, A: Registers, R: Rows>(
                 )*};
             }
             match (A::MANY_REGISTERS, width.div_ceil(lanes)) {
+                (true, 4) => {
+                    tiles!(4, 6 4 2 1);
+                }
                 (true, 3) => {
                     tiles!(3, 8 4 1);
                 }

@@ -270,7 +270,9 @@ pub(super) unsafe fn pack_panel<T: Float, A: Registers>(b: Mat<'_, T>, to: &mut 
             // SAFETY: the caller vouches for the instruction set; the panel is as wide as that.
             2 => unsafe { copy_rows::<T, A::Vector<T>, 2>(b, to) },
             // SAFETY: as above.
-            _ => unsafe { copy_rows::<T, A::Vector<T>, 3>(b, to) },
+            3 => unsafe { copy_rows::<T, A::Vector<T>, 3>(b, to) },
+            // SAFETY: as above.
+            _ => unsafe { copy_rows::<T, A::Vector<T>, 4>(b, to) },
         }
     } else if b.col_stride == 1 {
         for (p, to) in to.chunks_exact_mut(width).enumerate() {
@@ -312,11 +314,19 @@ unsafe fn copy_rows<T: Float, V: Vector<T>, const COUNT: usize>(b: Mat<'_, T>, t
     }
 }
 
-/// The width of a panel in registers, 2 or 3, for a B that is this many registers wide: 3 if only that fills all
-/// panels, because a panel that is not full leaves multipliers idle. 8·3 accumulators and a row of B just fit in 32
-/// registers; with 16 registers it is always 2.
+/// The width of a panel in registers, for a B that is this many registers wide. With 32 registers it is 4, or 3 where
+/// that fills all panels and 4 does not, or where 4 would leave a single register to the last one. 6·4 or 8·3
+/// accumulators leave room for a row of B and an element of A, need fewer loads for each multiply-add than 8·2, read A
+/// less often and write longer runs of C. With 16 registers the width is 2.
 pub(super) fn registers_per_row<A: Registers>(registers: usize) -> usize {
-    if A::MANY_REGISTERS && registers.is_multiple_of(3) && !registers.is_multiple_of(2) { 3 } else { 2 }
+    let widest = match registers % 4 {
+        _ if !A::MANY_REGISTERS => 2,
+        0 => 4,
+        1 => 3,
+        _ if registers.is_multiple_of(3) => 3,
+        _ => 4,
+    };
+    registers.clamp(2, widest)
 }
 
 /// The most columns of a panel.

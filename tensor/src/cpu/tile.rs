@@ -27,7 +27,7 @@ pub struct Runs<'a> {
 }
 
 /// The most registers that a row of a tile has.
-pub(super) const MAX_REGISTERS: usize = 3;
+pub(super) const MAX_REGISTERS: usize = 4;
 
 /// Some rows of a panel of B, and where their products go.
 #[derive(Clone, Copy)]
