@@ -142,7 +142,17 @@ fn a_matrix_with_more_elements_than_can_be_counted_is_not_packed() {
 fn agrees_with_matrixmultiply_in_f32_on_every_instruction_set() {
     for limited in limits(&[Isa::Portable, Isa::Avx2, Isa::Avx512]) {
         let isa = limited.isa();
-        for (m, k, n) in [(8, 32, 64), (49, 300, 50), (257, 64, 48), (3, 700, 1), (100, 27, 33)] {
+        // Panels of each width, whole and in part, and rows that fill tiles of each height and leave each remainder.
+        for (m, k, n) in [
+            (8, 32, 64),
+            (49, 300, 50),
+            (257, 64, 48),
+            (3, 700, 1),
+            (100, 27, 33),
+            (29, 40, 100),
+            (16, 300, 128),
+            (11, 30, 80),
+        ] {
             let narrow = |x: Vec<f64>| x.into_iter().map(|x| x as f32).collect::<Vec<_>>();
             let (a, b, mut c) = (narrow(random(m * k, 1)), narrow(random(k * n, 2)), vec![0.0; m * n]);
             let mut expected = c.clone();
