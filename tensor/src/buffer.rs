@@ -252,7 +252,7 @@ impl Buffer {
 
     fn of(slabs: &'static Mutex<Slabs>, len: usize) -> Self {
         assert!(len < MAX_BYTES, "a buffer of {len} bytes cannot exist");
-        let (start, place) = lock(slabs).take(capacity_for(len));
+        let (start, place) = if cfg!(exact_buffers) { (alone(len), 0) } else { lock(slabs).take(capacity_for(len)) };
         let in_use = POOL.in_use.fetch_add(len, Ordering::Relaxed) + len;
         POOL.peak_in_use.fetch_max(in_use, Ordering::Relaxed);
         Self { start, place, len, slabs }.reused()
@@ -310,8 +310,27 @@ impl fmt::Debug for Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         POOL.in_use.fetch_sub(self.len, Ordering::Relaxed);
-        lock(self.slabs).arena.give_back(self.place, capacity_for(self.len));
+        if cfg!(exact_buffers) {
+            // SAFETY: `alone` took it with this layout, and nobody else has it.
+            unsafe { dealloc(self.start.as_ptr(), layout_alone(self.len)) };
+        } else {
+            lock(self.slabs).arena.give_back(self.place, capacity_for(self.len));
+        }
     }
+}
+
+/// Memory that is no part of a slab. Built with `--cfg exact_buffers`, each buffer is an allocation of exactly its size,
+/// so that a sanitizer, or Miri, sees the first byte that is touched beyond it.
+fn alone(len: usize) -> NonNull<u8> {
+    // SAFETY: the size is not 0.
+    let memory = refusable(|| unsafe { alloc_zeroed(layout_alone(len)) });
+    POOL.system_allocations.fetch_add(1, Ordering::Relaxed);
+    NonNull::new(memory).unwrap_or_else(|| panic!("{OUT_OF_MEMORY}: the system refused {} kB more", len.div_ceil(1000)))
+}
+
+fn layout_alone(len: usize) -> Layout {
+    // invariant: `Buffer::of` refuses what comes near isize::MAX.
+    Layout::from_size_align(len.max(1), ALIGNMENT).expect("a buffer fits into the address space")
 }
 
 #[cfg(test)]

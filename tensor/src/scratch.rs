@@ -13,8 +13,8 @@ use std::sync::{Arc, Mutex, Weak};
 /// The most bytes that a thread keeps: what fits in its core's cache. The least recently used buffers are evicted
 /// first.
 const MAX_KEPT: usize = 1 << 20;
-/// The largest buffer among them. Sizes are rounded up to pages.
-const MAX_BLOCK: usize = 1 << 18;
+/// The largest buffer among them. Sizes are rounded up to pages, unless buffers are to be of exactly their size.
+const MAX_BLOCK: usize = if cfg!(exact_buffers) { 1 } else { 1 << 18 };
 
 /// The buffers that each thread keeps, so that other threads can reclaim them. For its own thread the lock is normally
 /// uncontended, and in its cache.

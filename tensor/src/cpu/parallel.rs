@@ -42,8 +42,9 @@ fn flush_denormals() {
     const DENORMALS_ARE_ZERO: u32 = 1 << 6;
     let mut control = 0u32;
     // SAFETY: stores and loads this thread's SSE control register through a valid pointer. Rust assumes the default
-    // floating-point environment: constants are folded without these flags. The flags change nothing but denormal
-    // operands and results, on which no code in this program relies, folded or not.
+    // floating-point environment, so this leaves what the language guarantees: constants are folded without these
+    // flags. They change nothing but denormal operands and results, on which no code in this program relies, folded or
+    // not.
     unsafe {
         std::arch::asm!("stmxcsr [{}]", in(reg) &mut control, options(nostack));
         control |= FLUSH_TO_ZERO | DENORMALS_ARE_ZERO;

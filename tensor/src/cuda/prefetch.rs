@@ -142,8 +142,10 @@ mod tests {
         let numbers = |round: usize, count: usize| -> Vec<f32> { (0..count).map(|i| (i + 7 * round) as f32).collect() };
         for locked in [true, false] {
             let mut prefetch = Prefetch::new(&gpu, 4 * 300_010)?;
-            if !locked {
-                prefetch.host = Host::Paged(vec![0; 4 * 300_010]);
+            let paged = Host::Paged(vec![0; 4 * 300_010]);
+            if !locked && let Host::Locked(start, _) = std::mem::replace(&mut prefetch.host, paged) {
+                // SAFETY: it was just locked, and nothing is on its way from there.
+                unsafe { gpu.driver.free_locked(start) };
             }
             let mut tensors = [Tensor::zeros_on(&device, [300_000], crate::DType::F32)?, Tensor::full([10], 1f32)];
             tensors[1] = tensors[1].to_device(&device)?;

@@ -9,6 +9,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
+#include <new>
+#include <numeric>
 #include <utility>
 #include <vector>
 #ifdef __SANITIZE_ADDRESS__
@@ -331,11 +334,10 @@ struct Entry<void (*)(P...)> {
         blockDim = {launch.threads[0], launch.threads[1], launch.threads[2]};
         unsigned threads = blockDim.x * blockDim.y * blockDim.z;
         if (threads == 0 || threads % 32 || threads > 1024) return "a block of this many threads cannot be launched";
-        static char* stacks = nullptr;
+        static std::unique_ptr<char[]> stacks;
         static unsigned room = 0;
         if (room < threads) {
-            free(stacks);
-            stacks = static_cast<char*>(malloc(STACK * threads));
+            stacks.reset(new (std::nothrow) char[STACK * threads]);
             room = stacks ? threads : 0;
             if (!stacks) return "there is no memory for the threads' stacks";
         }
@@ -351,15 +353,11 @@ struct Entry<void (*)(P...)> {
         uint64_t blocks = uint64_t(gridDim.x) * gridDim.y * gridDim.z;
         // A stride that is coprime to the number of blocks visits every block once.
         uint64_t stride = blocks > 1 ? draw() % blocks | 1 : 1;
-        auto divisor = [](uint64_t a, uint64_t b) {
-            while (b) std::swap(a %= b, b);
-            return a;
-        };
-        while (divisor(blocks, stride) != 1) stride++;
+        while (std::gcd(blocks, stride) != 1) stride++;
         for (uint64_t i = 0, b = blocks ? draw() % blocks : 0; i < blocks && !block.error; i++, b = (b + stride) % blocks) {
             memset(block.dynamic_shared, 0xff, launch.shared_bytes);
             blockIdx = {unsigned(b % gridDim.x), unsigned(b / gridDim.x % gridDim.y), unsigned(b / gridDim.x / gridDim.y)};
-            run_block(stacks);
+            run_block(stacks.get());
         }
         return block.error;
     }
