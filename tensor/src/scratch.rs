@@ -45,8 +45,9 @@ pub(crate) fn give_back() {
     lock(&THREADS).iter().filter_map(Weak::upgrade).for_each(|kept| lock(&kept).clear());
 }
 
-/// Elements in a 64-byte-aligned [`Buffer`], whose contents are whatever it held before. Dropping them leaves the
-/// buffer to the thread, or returns it to the pool if it is large.
+/// Elements in a 64-byte-aligned [`Buffer`], whose contents are whatever it held before: initialised, so that a kernel
+/// may load padding that nobody wrote, if no result depends on it (attention does). Dropping them leaves the buffer to
+/// the thread, or returns it to the pool if it is large.
 #[derive(Debug)]
 pub struct Scratch<T> {
     /// `None` only while it is being dropped.
