@@ -252,7 +252,7 @@ fn a_run_that_stops_and_goes_on_has_the_bits_of_one_that_does_not() {
 /// What a pass over each of some batches gives, and whether it was a recorded one: then it overwrites what the pass
 /// before it gave, whoever sees that.
 fn passes(model: &BiFormer, count: usize, ahead: bool) -> Vec<(Vec<f64>, bool)> {
-    let batches: Vec<Numbered> = (0..5).map(batch).collect();
+    let batches: Vec<Numbered> = (0..5).map(|number| batch_of(1, number)).collect();
     let mut inference = Inference::new(model, count);
     let mut before: Option<Tensor> = None;
     let passes = batches.iter().enumerate().map(|(number, batch)| {

@@ -101,7 +101,7 @@ EXPORTED Result nvrtcCompileProgram(Program* program, int count, const char* con
     write(inside + "kernel.cpp", source + "\n");
     const char* compiler = getenv("CXX");
     std::string command = std::string(compiler ? compiler : "c++") +
-        " -std=c++17 -O2 -DEMULATED -fPIC -shared -fno-strict-aliasing -ffp-contract=off -fvisibility=hidden -w -I" + folder +
+        " -std=c++17 -O1 -DEMULATED -fPIC -shared -fno-strict-aliasing -ffp-contract=off -fvisibility=hidden -w -I" + folder +
         " -I'" EMULATED_HEADERS "' " + inside + "kernel.cpp -o " + inside + "kernel.so 2> " + inside + "log";
     int status = system(command.c_str());
     program->log = contents(inside + "log");
