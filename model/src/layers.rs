@@ -102,7 +102,7 @@ impl Conv {
         prepared: &mut Prepared,
     ) -> Result<()> {
         let (weight, bias) = (parameters.get(self.weight), parameters.get(self.bias));
-        let (scale, shift) = norm.scale_and_shift(parameters, &running[norm.running.index()])?;
+        let (scale, shift) = norm.scale_and_shift(parameters, norm.running.of(running)?)?;
         let per_output = weight.count() / scale.len().max(1);
         let folded = |tensor: &Tensor, dtype, fold: &dyn Fn(usize, f64) -> f64| -> Result<Tensor> {
             let wide = tensor.to_device(&Device::Cpu)?.cast(DType::F64)?;
@@ -224,7 +224,7 @@ impl BatchNorm {
             }
             Mode::Evaluate if pass.is_folded(self.running) => Ok(x.clone()),
             _ => {
-                let running = pass.running(self.running);
+                let running = pass.running(self.running)?;
                 let evaluate = if self.gelu { ops::batch_norm_gelu_eval } else { ops::batch_norm_eval };
                 Ok(evaluate(x, &weight, &bias, &running.mean, &running.variance, Self::EPSILON)?)
             }

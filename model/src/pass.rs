@@ -5,7 +5,7 @@ use crate::attention_weights::{mean, token_at};
 use crate::error::{Error, Result};
 use crate::factors::Factors;
 use crate::regions::Routes;
-use crate::state::StatisticsId;
+use crate::state::{FOREIGN_STATISTICS, StatisticsId};
 use autograd::{Layout, ParamId, Parameters, Tape, Var};
 use ops::BatchStatistics;
 use std::cell::{Cell, RefCell};
@@ -136,8 +136,8 @@ impl<'t> Pass<'t> {
     /// on a tape, neither can be written ([`tensor::Error::Shared`]). [`into_trace`](Self::into_trace) ends it.
     ///
     /// A layer that runs on a pass with another model's parameters panics, unless that model has one of the same name in
-    /// the place of each; with another model's statistics it panics or takes wrong ones.
-    /// [`BiFormer::run`](crate::BiFormer::run) checks names and shapes.
+    /// the place of each; with another model's statistics it fails ([`Error::Pass`]) under the same condition.
+    /// [`BiFormer::run`](crate::BiFormer::run) checks all names and shapes.
     pub fn new(tape: &'t Tape, mode: Mode, parameters: &Parameters, running: &[RunningStatistics]) -> Self {
         let factors = Factors::unrounded(parameters);
         let (parameters, running) = (Arc::new(parameters.share()), running.to_vec());
@@ -202,8 +202,10 @@ impl<'t> Pass<'t> {
         fn of(running: &[RunningStatistics]) -> impl Iterator<Item = (&str, usize)> {
             running.iter().map(|running| (&running.name[..], running.mean.count()))
         }
+        if !of(running).eq(of(&self.given.running)) {
+            return Err(FOREIGN_STATISTICS);
+        }
         let reason = match self.given.mode {
-            _ if !of(running).eq(of(&self.given.running)) => "its running statistics are another model's",
             _ if !same(self.given.parameters.layout()) => "its parameters are another model's",
             _ if !self.given.factors.are_of(&self.given.parameters) => {
                 "its factors were made of other parameters than its own, or before these were frozen: make them anew"
@@ -347,9 +349,9 @@ impl<'t> Pass<'t> {
         self.given.factors.applies_gelu(weight)
     }
 
-    /// The running statistics of a BatchNorm. Panics if the pass has none of this number.
-    pub fn running(&self, id: StatisticsId) -> &RunningStatistics {
-        &self.given.running[id.index()]
+    /// The running statistics of a BatchNorm. Errors: [`Error::Pass`] if the pass has another model's.
+    pub fn running(&self, id: StatisticsId) -> Result<&RunningStatistics> {
+        id.of(&self.given.running)
     }
 
     /// A random stream for the next draw, in training.

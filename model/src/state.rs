@@ -28,6 +28,9 @@ pub(crate) const STATISTICS: [&str; 3] = ["running_mean", "running_var", "num_ba
 /// Weight of a new batch in the running statistics.
 pub(crate) const MOMENTUM: f64 = 0.1;
 
+/// A pass with running statistics of another model.
+pub(crate) const FOREIGN_STATISTICS: Error = Error::Pass { reason: "its running statistics are another model's" };
+
 const FOREIGN_TRACE: Error = Error::Pass { reason: "its batch statistics are not those of the model's layers" };
 
 impl RunningStatistics {
@@ -50,7 +53,7 @@ impl RunningStatistics {
     pub(crate) fn move_towards(all: &mut [RunningStatistics], trace: &Trace, momentum: &Tensor) -> Result<()> {
         Self::ensure_of(all, trace)?;
         for (id, batch) in &trace.statistics {
-            let running = &mut all[id.0];
+            let running = &mut all[id.place];
             for (running, batch) in [(&mut running.mean, &batch.mean), (&mut running.variance, &batch.variance)] {
                 running.move_towards(batch, momentum)?;
             }
@@ -60,12 +63,12 @@ impl RunningStatistics {
 
     /// Counts the batches.
     pub(crate) fn count(all: &mut [RunningStatistics], trace: &Trace) {
-        trace.statistics.iter().for_each(|(id, _)| all[id.0].batches += 1);
+        trace.statistics.iter().for_each(|(id, _)| all[id.place].batches += 1);
     }
 
     fn ensure_of(all: &[RunningStatistics], trace: &Trace) -> Result<()> {
         for (id, batch) in &trace.statistics {
-            let Some(running) = all.get(id.0) else { return Err(FOREIGN_TRACE) };
+            let running = id.of(all).map_err(|_| FOREIGN_TRACE)?;
             for (running, batch) in [(&running.mean, &batch.mean), (&running.variance, &batch.variance)] {
                 if running.shape() != batch.shape() {
                     return Err(FOREIGN_TRACE);
@@ -85,13 +88,25 @@ impl RunningStatistics {
     }
 }
 
-/// Names one of a model's [`RunningStatistics`].
+/// Identifies one of a model's [`RunningStatistics`]. It is also valid for those of another model that have the same
+/// name in the same place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StatisticsId(usize);
+pub struct StatisticsId {
+    place: usize,
+    /// A checksum of their name, by which another model's are recognised.
+    name: u32,
+}
 
 impl StatisticsId {
-    pub(crate) fn index(self) -> usize {
-        self.0
+    fn new(place: usize, name: &str) -> Self {
+        Self { place, name: crc32fast::hash(name.as_bytes()) }
+    }
+
+    /// The statistics that it identifies, of all that a model has. Errors: [`Error::Pass`] if there are others in their
+    /// place, or none.
+    pub(crate) fn of(self, all: &[RunningStatistics]) -> Result<&RunningStatistics> {
+        let own = all.get(self.place).filter(|running| Self::new(self.place, &running.name) == self);
+        own.ok_or(FOREIGN_STATISTICS)
     }
 }
 
@@ -158,8 +173,9 @@ impl Builder {
     /// Adds running statistics of `channels` channels. Panics if the name is taken by others.
     pub fn statistics(&mut self, name: String, channels: usize) -> StatisticsId {
         self.claim(&name, STATISTICS.map(|field| format!("{name}.{field}")));
+        let id = StatisticsId::new(self.statistics.len(), &name);
         self.statistics.push((name, channels));
-        StatisticsId(self.statistics.len() - 1)
+        id
     }
 
     /// Notes a name, and the keys that a state_dict will have for it: of two tensors of one key it would lose one.

@@ -2,8 +2,8 @@
 
 use autograd::{Parameters, Tape};
 use model::{
-    Attention, BatchNorm, Block, Builder, Family, Linear, Mode, ModelConfig, Pass, PerStage, Result, RunningStatistics,
-    TensorFile,
+    Attention, BatchNorm, Block, Builder, Error, Family, Linear, Mode, ModelConfig, Pass, PerStage, Result,
+    RunningStatistics, TensorFile,
 };
 use std::collections::BTreeSet;
 use tensor::rng::Philox;
@@ -157,6 +157,32 @@ fn a_stage_that_is_not_valid_is_named() {
         let config = ModelConfig { head_dim, ..config() };
         assert!(said(&config, 0).contains("does not divide the 16 channels"), "{}", said(&config, 0));
     }
+}
+
+/// A layer knows its statistics by their place and their name.
+#[test]
+fn statistics_of_another_model_are_refused() -> Result<()> {
+    let built = |names: &[&str]| -> Result<_> {
+        let mut builder = Builder::new(1);
+        let norms: Vec<_> = names.iter().map(|name| BatchNorm::new(&mut builder, name, 1)).collect();
+        let (parameters, running) = builder.build(DType::F64)?;
+        Ok((norms, parameters, running))
+    };
+    let (norms, parameters, own) = built(&["first", "second"])?;
+    let tape = Tape::inference();
+    let x = tape.constant(Tensor::from_slice(&[1.0, 3.0], [2, 1])?);
+    let train = Pass::new(&tape, Mode::Train { seed: 1, step: 0 }, &parameters, &own);
+    norms[1].forward(&train, &x)?;
+    let trace = train.into_trace();
+    for (names, fit) in [(&["first"][..], false), (&["second", "first"], false), (&["other", "second"], true)] {
+        let (_, _, mut theirs) = built(names)?;
+        let pass = Pass::new(&tape, Mode::Evaluate, &parameters, &theirs);
+        let refused = |result: Result<()>| matches!(result, Err(Error::Pass { .. }));
+        assert_eq!(refused(norms[1].forward(&pass, &x).map(drop)), !fit, "{names:?}");
+        drop(pass);
+        assert_eq!(refused(RunningStatistics::update(&mut theirs, &trace)), !fit, "{names:?}");
+    }
+    Ok(())
 }
 
 /// A tenth of the way from 0 and 1 to the mean and the unbiased variance of 1 and 3; and not while somebody reads them.
