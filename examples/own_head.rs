@@ -8,7 +8,7 @@
 use anyhow::{Result, ensure};
 use biformer::autograd::{Gradients, Tape};
 use biformer::data::{self, Augmentation, Loader, LoaderConfig, Split, Transform};
-use biformer::model::{BiFormer, LayerNorm, Linear, Mode, Pass, preset};
+use biformer::model::{BiFormer, LayerNorm, Linear, Mode, preset};
 use biformer::ops;
 use biformer::optim::{AdamW, AdamWConfig};
 use biformer::tensor::{DType, Tensor};
@@ -50,8 +50,7 @@ pub fn main() -> Result<()> {
             let labels = Tensor::from_slice(&batch.labels, [batch.labels.len()])?; // (N)
 
             let tape = Tape::new();
-            let mode = Mode::Train { seed: SEED, step };
-            let pass = Pass::new(&tape, mode, &model.parameters, &model.statistics).with_factors(model.factors()?);
+            let pass = model.pass(&tape, Mode::Train { seed: SEED, step })?;
             let pooled = head.norm.forward(&pass, &model.run(&pass, &images)?[0])?;
             let hidden = ops::gelu(&head.layers[0].forward(&pass, &pooled)?)?;
             let loss = ops::cross_entropy(&head.layers[1].forward(&pass, &hidden)?, &labels, 0.1)?;

@@ -3,7 +3,7 @@
 mod common;
 
 use biformer::autograd::{Gradients, Tape};
-use biformer::model::{BiFormer, Mode, Pass, Routes, Trace, preset};
+use biformer::model::{BiFormer, Mode, Routes, Trace, preset};
 use biformer::optim::{AdamW, AdamWConfig};
 use biformer::tensor::cuda::Gpu;
 use biformer::tensor::{DType, Device, Tensor};
@@ -57,7 +57,7 @@ fn forward_passes_in_f64() {
         let model = vector.model(DType::F64);
         let shape: Vec<usize> = numbers(&vector.json["input"]["shape"]).iter().map(|&x| x as usize).collect();
         let tape = Tape::inference();
-        let pass = Pass::new(&tape, Mode::Evaluate, &model.parameters, &model.statistics).keep_maps();
+        let pass = model.pass(&tape, Mode::Evaluate).unwrap().keep_maps();
         let values = model.run(&pass, &images("input", &shape, DType::F64)).unwrap();
         let trace = pass.into_trace();
         assert_eq!(trace.maps.len(), 2 * model.config().stages(), "a map before each stage, and one behind it");

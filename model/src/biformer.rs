@@ -74,9 +74,8 @@ impl BiFormer {
     /// A new model together with a program's own layers, such as a head: `more` makes them, and their parameters and
     /// statistics are stored after the model's. So values can pass through both on one tape, and both share one
     /// optimiser, one file and one device. Their names must differ from the model's: a name that is taken is a
-    /// programming error, and panics. To run them, make a [`Pass`](crate::Pass) with the model's `parameters`,
-    /// `statistics` and [`factors`](Self::factors); [`BiFormer::run`] accepts the same pass. [`BiFormer::load`] accepts
-    /// files without them. Errors: those of [`BiFormer::new`].
+    /// programming error, and panics. They run on the model's [`pass`](Self::pass), as [`BiFormer::run`] does.
+    /// [`BiFormer::load`] accepts files without them. Errors: those of [`BiFormer::new`].
     pub fn with<T>(
         config: &ModelConfig,
         seed: u64,

@@ -132,8 +132,9 @@ impl Trace {
 }
 
 impl<'t> Pass<'t> {
-    /// A pass on a tape. It shares the parameters and the running statistics: while it lives, or a segment that it left
-    /// on a tape, neither can be written ([`tensor::Error::Shared`]). [`into_trace`](Self::into_trace) ends it.
+    /// A pass on a tape, through layers of one's own; through a BiFormer, [`BiFormer::pass`](crate::BiFormer::pass). It
+    /// shares the parameters and the running statistics: while it lives, or a segment that it left on a tape, neither
+    /// can be written ([`tensor::Error::Shared`]). [`into_trace`](Self::into_trace) ends it.
     ///
     /// A layer that runs on a pass with another model's parameters panics, unless that model has one of the same name in
     /// the place of each; with another model's statistics it fails ([`Error::Pass`]) under the same condition.

@@ -32,10 +32,16 @@ impl<'t> Output<'t> {
 }
 
 impl BiFormer {
+    /// A pass with the model's parameters, [factors](BiFormer::factors) and running statistics: to be given options,
+    /// for [`run`](BiFormer::run), and for layers [beside](BiFormer::with) the model. Errors: those of the device.
+    pub fn pass<'t>(&self, tape: &'t Tape, mode: Mode) -> Result<Pass<'t>> {
+        Ok(Pass::new(tape, mode, &self.parameters, &self.statistics).with_factors(self.factors()?))
+    }
+
     /// A pass over images (N, H, W, 3), which are brought to the model's device and its type. Errors:
     /// [`Error::ImageSize`](crate::Error::ImageSize); those of the device.
     pub fn forward<'t>(&self, tape: &'t Tape, images: &Tensor, mode: Mode) -> Result<Output<'t>> {
-        self.forward_with(self.factors()?, tape, images, mode)
+        self.output(self.pass(tape, mode)?, images)
     }
 
     /// The same with the parameters' [factors](BiFormer::factors), or [prepared](BiFormer::prepared), for passes

@@ -1,13 +1,13 @@
 //! Where a point looks: weights of every attention, whole and of the regions that it is routed to.
 
 use autograd::Tape;
-use model::{BiFormer, Mode, ModelConfig, Pass, Result, Routes, Trace, preset};
+use model::{BiFormer, Mode, ModelConfig, Result, Routes, Trace, preset};
 use tensor::rng::Philox;
 use tensor::{DType, Tensor};
 
 fn trace(model: &BiFormer, images: &Tensor, point: [f64; 2]) -> Result<Trace> {
     let tape = Tape::inference();
-    let pass = Pass::new(&tape, Mode::Evaluate, &model.parameters, &model.statistics).attention_from(point);
+    let pass = model.pass(&tape, Mode::Evaluate)?.attention_from(point);
     model.run(&pass, images)?;
     Ok(pass.into_trace())
 }

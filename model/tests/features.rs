@@ -42,7 +42,7 @@ fn images_get_a_gradient() -> Result<()> {
         let tape = Tape::new();
         let images = tape.input(Tensor::from_slice(pixels, [2, 16, 16, 3])?);
         let mode = Mode::Train { seed: 1, step: 0 };
-        let pass = Pass::new(&tape, mode, &model.parameters, &model.statistics).with_factors(model.factors()?);
+        let pass = model.pass(&tape, mode)?;
         let pass = if constant { pass.with_constant_parameters() } else { pass };
         let logits = model.run_on(&pass, &images)?.remove(0);
         let upstream = Tensor::from_slice(&[1.0, -2.0, 0.5, 0.25, 1.0, -1.0], [2, 3])?;
@@ -68,7 +68,7 @@ fn images_get_a_gradient() -> Result<()> {
     }
     // What run does not convert here is refused.
     let tape = Tape::new();
-    let pass = Pass::new(&tape, Mode::Evaluate, &model.parameters, &model.statistics).with_factors(model.factors()?);
+    let pass = model.pass(&tape, Mode::Evaluate)?;
     let narrow = tape.input(Tensor::zeros([2, 16, 16, 3], DType::F32));
     assert!(model.run_on(&pass, &narrow).is_err());
     Ok(())
@@ -112,19 +112,19 @@ fn layers_of_ones_own_go_with_the_model() -> Result<()> {
     // One pass, whose trace has the statistics of both.
     let images = Tensor::full([2, 32, 32, 3], 0.5);
     let tape = Tape::new();
-    let pass = Pass::new(&tape, Mode::Train { seed: 1, step: 0 }, &model.parameters, &model.statistics);
+    let pass = model.pass(&tape, Mode::Train { seed: 1, step: 0 })?;
     let pooled = model.run(&pass, &images.cast(DType::F64)?)?.remove(0);
     let logits = head.forward(&pass, &norm.forward(&pass, &pooled)?)?;
     assert_eq!(*logits.shape(), [2, 5]);
     // Its statistics are those of all images, or of none.
-    let inner = Pass::new(&tape, pass.mode(), &model.parameters, &model.statistics);
+    let inner = model.pass(&tape, pass.mode())?;
     let maps = tape.constant(Tensor::full([4, 48], 0.5));
     let cut = inner.in_pieces(&maps, 2, |pass, maps| norm.forward(pass, maps));
     assert!(matches!(cut, Err(Error::Pass { .. })), "{cut:?}");
     drop(inner);
     let trace = pass.into_trace();
     drop((pooled, logits));
-    let other = Pass::new(&tape, Mode::Evaluate, &model.parameters, &model.statistics);
+    let other = model.pass(&tape, Mode::Evaluate)?;
     let refused = model.update_statistics(&trace).unwrap_err();
     assert!(matches!(refused, Error::Engine(autograd::Error::Tensor(tensor::Error::Shared { .. }))), "{refused}");
     drop(other);

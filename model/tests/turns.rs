@@ -1,7 +1,7 @@
 //! Inference takes a large batch a few images at a time, and nobody can tell from what comes out.
 
 use autograd::Tape;
-use model::{BiFormer, Error, Mode, Pass, Result, Trace, preset};
+use model::{BiFormer, Error, Mode, Result, Trace, preset};
 use tensor::cpu::parallel::thread_pool;
 use tensor::rng::Philox;
 use tensor::{DType, Device, Tensor};
@@ -25,7 +25,7 @@ fn results(features: &str, small: bool) -> Result<(Vec<Tensor>, Trace)> {
     let model = model(features)?;
     let images = images(IMAGES, 64)?;
     let tape = Tape::inference();
-    let pass = Pass::new(&tape, Mode::Evaluate, &model.parameters, &model.statistics).keep_maps();
+    let pass = model.pass(&tape, Mode::Evaluate)?.keep_maps();
     let (pass, size) = if small { (pass.grouped_as([16, 16]), 16) } else { (pass, 64) };
     let at_once = model.images_at_once([size; 2]).unwrap_or(usize::MAX);
     assert_eq!(at_once < IMAGES, !small, "{at_once} at once");
