@@ -7,6 +7,7 @@ use crate::staging::{Numbered, Staged};
 use anyhow::{Context, Result};
 use autograd::{Profile, Tape, Var};
 use model::{BiFormer, Factors, Mode};
+use std::fmt;
 use std::sync::Arc;
 use tensor::{Device, Tensor, settle_pool};
 
@@ -33,6 +34,15 @@ pub struct Inference<'m> {
     profile: Option<Arc<Profile>>,
     may_record: bool,
     staged: Option<Staged<Vec<Tensor>>>,
+}
+
+impl fmt::Debug for Inference<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Inference")
+            .field("model", self.model)
+            .field("prepared", &self.factors.is_some())
+            .finish_non_exhaustive()
+    }
 }
 
 impl<'m> Inference<'m> {

@@ -4,6 +4,7 @@
 
 use anyhow::Result;
 use data::{Batch, Batches, MicroBatch, Targets};
+use std::fmt;
 use std::iter::Peekable;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,6 +16,15 @@ use tensor::{Device, Tensor};
 pub struct Numbered {
     batch: Batch,
     number: u64,
+}
+
+impl fmt::Debug for Numbered {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Numbered")
+            .field("number", &self.number)
+            .field("shape", &self.batch.shape)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Numbered {
@@ -45,6 +55,7 @@ pub fn numbered(batches: Batches) -> Peekable<impl Iterator<Item = data::Result<
 }
 
 /// Staging buffers for batches of one size, split into parts (micro-batches).
+#[derive(Debug)]
 pub struct Staging {
     device: Device,
     shape: [usize; 4],
@@ -125,6 +136,7 @@ impl Staging {
 
 /// A staged batch, and the work on it, which can be recorded once and replayed for batches of its size. A recording
 /// owns the memory that it works with.
+#[derive(Debug)]
 pub struct Staged<R> {
     /// What is done with each batch.
     pub work: Repeated<R>,

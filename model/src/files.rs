@@ -3,16 +3,17 @@
 use crate::elements::{from_bytes, put_all, stored};
 use crate::error::{Error, Result};
 use crate::pth;
+use crate::reading::{ensure_free, first_bytes, io, open_regular};
 use crate::safely::write_with;
 use crc32fast::Hasher;
 use safetensors::tensor::SafeTensors;
 use serde_json::{Value, json};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
-use std::fs::{self, File};
-use std::io::{BufWriter, Read, Seek, Write};
+use std::fmt;
+use std::fs::File;
+use std::io::{BufWriter, Write};
 use std::path::Path;
-use tensor::memory::{free_bytes, reserve};
 use tensor::{Device, Tensor};
 
 /// Metadata entry with the CRC-32, in hexadecimal, of everything else in the file: of the header without this entry (as
@@ -21,12 +22,18 @@ use tensor::{Device, Tensor};
 const CHECKSUM: &str = "crc32";
 
 /// Named tensors and a few strings beside them: the contents of a safetensors file.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub struct TensorFile {
     /// The tensors by name.
     pub tensors: BTreeMap<String, Tensor>,
     /// The file's metadata, without the checksum, which is computed when the file is written.
     pub metadata: HashMap<String, String>,
+}
+
+impl fmt::Debug for TensorFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TensorFile").field("tensors", &self.tensors.len()).finish_non_exhaustive()
+    }
 }
 
 impl TensorFile {
@@ -270,48 +277,19 @@ fn ensure_room(file: &mut File, path: &Path, shown: &str) -> Result<u64> {
     Ok(length)
 }
 
-/// Refuses to read what takes more memory than there is, if that is known.
-pub(crate) fn ensure_free(path: &Path, needed: u64) -> Result<()> {
-    // What is free is an estimate, and small files are read as before.
-    const SMALL: u64 = 64 << 20;
-    match free_bytes() {
-        Some(free) if needed > free.max(SMALL) => {
-            let [needed, free] = [needed, free].map(|bytes| bytes.div_ceil(1 << 20));
-            let reason = format!("reading it takes {needed} MiB of memory, and {free} MiB are free");
-            Err(io(path, std::io::Error::new(std::io::ErrorKind::OutOfMemory, reason)))
-        }
-        _ => Ok(()),
-    }
-}
-
-/// Opens a regular file. A device or a pipe might never end.
-fn open_regular(path: &Path) -> Result<File> {
-    let file = fs::metadata(path).and_then(|file| match file.is_file() {
-        true => File::open(path),
-        false => Err(std::io::Error::other(NOT_REGULAR)),
-    });
-    file.map_err(|cause| io(path, cause))
-}
-
-/// The first bytes of a file, at most so many.
-fn first_bytes(file: &mut File, most: u64) -> std::io::Result<Vec<u8>> {
-    file.rewind()?;
-    let length = file.metadata()?.len().min(most);
-    let mut bytes = Vec::new();
-    reserve(&mut bytes, usize::try_from(length).unwrap_or(usize::MAX))?;
-    file.take(most).read_to_end(&mut bytes)?;
-    Ok(bytes)
-}
-
-pub(crate) const NOT_REGULAR: &str = "it is there, but not as a regular file; name another path";
-
-pub(crate) fn io(path: &Path, cause: std::io::Error) -> Error {
-    Error::Io { path: path.display().to_string(), cause }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
+    use tensor::DType;
+    use tensor::memory::free_bytes;
+
+    #[test]
+    fn what_is_printed_of_a_file_does_not_grow_with_it() {
+        let tensors = (0..1000).map(|number| (number.to_string(), Tensor::zeros([100], DType::F32)));
+        let file = TensorFile { tensors: tensors.collect(), ..TensorFile::default() };
+        assert_eq!(format!("{file:?}"), "TensorFile { tensors: 1000, .. }");
+    }
 
     #[test]
     fn a_tensor_with_the_name_of_the_metadata_is_refused() {

@@ -12,7 +12,7 @@
 //! | `pass.rs` | what the layers of one pass share: the tape, the mode, random streams |
 //! | `state.rs` | parameters and running statistics, their names and initial values |
 //! | `weights.rs`, `files.rs`, `elements.rs`, `pth/` | state_dicts, in safetensors files and in PyTorch's own |
-//! | `safely.rs` | how files are written |
+//! | `reading.rs`, `safely.rs` | how files are read, and how they are written |
 //! | `gradcheck.rs` | the gradients of a whole model against differences |
 //! | `cost.rs` | parameters, multiply-adds and memory, part by part |
 //! | `error.rs` | [`Error`] |
@@ -35,6 +35,7 @@ mod overrides;
 mod pass;
 mod presets;
 mod pth;
+mod reading;
 mod regions;
 mod run;
 mod safely;

@@ -1,7 +1,7 @@
 //! Writing files without ever harming one that is there.
 
 use crate::error::Result;
-use crate::files::{NOT_REGULAR, io};
+use crate::reading::{NOT_REGULAR, io};
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::hash::{BuildHasher, RandomState};

@@ -23,6 +23,7 @@ pub(super) fn advice() -> &'static str {
 /// The program's global allocator: the system allocator, except that if it refuses a request, the program ends with an
 /// error message and exit status 2. Otherwise it would abort, since most code that asks for memory does not handle a
 /// refusal. Code that does has a better message of its own ([`is_refusable`]).
+#[derive(Debug)]
 pub struct OrEnd;
 
 // SAFETY: all of it is the system's allocator.

@@ -17,7 +17,7 @@ const DOTTED: usize = 40;
 const LARGEST: f64 = 1e9;
 
 /// What must be known of a run to read its curves.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub struct Told<'a> {
     /// What the images are called that it is tested on.
     pub tested_on: &'a str,

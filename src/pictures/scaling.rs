@@ -11,6 +11,7 @@ const WIDTH: u32 = 760;
 const HEIGHT: u32 = 500;
 
 /// A measured curve.
+#[derive(Debug)]
 pub struct Growth {
     /// What was measured.
     pub name: &'static str,

@@ -9,6 +9,7 @@ use crate::config::RunConfig;
 use anyhow::{Context, Result, bail};
 use model::TensorFile;
 use serde::{Deserialize, Serialize};
+use std::fmt;
 use std::path::{Path, PathBuf};
 
 /// The name of a run folder's checkpoint.
@@ -75,6 +76,15 @@ pub struct Checkpoint {
     pub described: Described,
     /// Its place.
     pub progress: Progress,
+}
+
+impl fmt::Debug for Checkpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Checkpoint")
+            .field("described", &self.described)
+            .field("epochs", &self.progress.epoch())
+            .finish_non_exhaustive()
+    }
 }
 
 impl Checkpoint {

@@ -6,6 +6,7 @@ use crate::paths::resolved;
 use crate::printing::tell;
 use anyhow::{Context, Result, bail};
 use data::{Dataset, Loader, LoaderConfig, Mixing, Split, Transform};
+use std::fmt;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -19,6 +20,15 @@ pub struct Images {
     test: Arc<dyn Dataset>,
     /// Which split the test images are, if both sets are splits of one data set.
     test_split: Option<Split>,
+}
+
+impl fmt::Debug for Images {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Images")
+            .field("train", &(self.train.name(), self.train.len()))
+            .field("test", &(self.test.name(), self.test.len()))
+            .finish_non_exhaustive()
+    }
 }
 
 impl Images {

@@ -15,6 +15,7 @@ use autograd::{Gradients, Profile, Tape, Var};
 use data::{Batch, class_among};
 use model::{BiFormer, Mode, Trace};
 use optim::{AdamW, AdamWState};
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tensor::{DType, Device, Tensor, settle_pool};
@@ -35,6 +36,15 @@ pub struct Learner {
     pub profile: Option<Arc<Profile>>,
     /// For a run that starts from other weights: a note on what became of their head, if it was not taken over.
     pub head_note: Option<String>,
+}
+
+impl fmt::Debug for Learner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Learner")
+            .field("model", &self.model)
+            .field("steps", &self.optimizer.steps())
+            .finish_non_exhaustive()
+    }
 }
 
 impl Learner {

@@ -65,7 +65,7 @@ impl EpochMetrics {
 }
 
 /// Measurements of an epoch that depend on the clock.
-#[derive(Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct Timing {
     /// Epochs done, from 1.
     pub epoch: usize,

@@ -57,6 +57,7 @@ use model::recognised;
 use optim::Schedule;
 use rayon::ThreadPool;
 use score::Score;
+use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -84,6 +85,16 @@ pub struct Trainer {
     facts: DataFacts,
     train: Loader,
     test: Loader,
+}
+
+impl fmt::Debug for Trainer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Trainer")
+            .field("folder", &self.folder)
+            .field("learner", &self.learner)
+            .field("epochs", &self.progress.epoch())
+            .finish_non_exhaustive()
+    }
 }
 
 impl Trainer {

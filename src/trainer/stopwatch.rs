@@ -31,7 +31,7 @@ impl Stopwatch {
 }
 
 /// What was done in some time.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub struct Lap {
     elapsed: Duration,
     waited: Duration,

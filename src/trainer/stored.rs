@@ -14,6 +14,7 @@ use std::io;
 use std::path::Path;
 
 /// A file of weights.
+#[derive(Debug)]
 pub enum Stored {
     /// Weights with a description of the run that they are from.
     Described(Box<Described>),

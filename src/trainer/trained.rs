@@ -8,6 +8,7 @@ use crate::printing::tell;
 use anyhow::{Context, Result, bail};
 use data::{Statistics, class_among, imagenet_classes};
 use model::{BiFormer, ModelConfig, TensorFile, preset};
+use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 use tensor::{DType, Tensor};
@@ -38,6 +39,17 @@ pub struct Described {
     pub data: DataFacts,
     /// All tensors, in a checkpoint also those that are only needed to go on.
     pub file: TensorFile,
+}
+
+impl fmt::Debug for Described {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Described")
+            .field("path", &self.path)
+            .field("model", &self.config.model)
+            .field("classes", &self.data.classes.len())
+            .field("file", &self.file)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Described {
@@ -118,6 +130,16 @@ pub struct TrainedModel {
     pub named: bool,
 }
 
+impl fmt::Debug for TrainedModel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TrainedModel")
+            .field("model", &self.model)
+            .field("classes", &self.data.classes.len())
+            .field("named", &self.named)
+            .finish_non_exhaustive()
+    }
+}
+
 impl TrainedModel {
     /// The model of a state_dict alone: it has as many classes as the head of the state_dict, which get ImageNet's
     /// names if they are 1,000, and its images are normalised as for the published models. `path` names the file in
@@ -160,4 +182,19 @@ pub const BY_ORDER: &str =
 pub fn architecture(file: &TensorFile, model: &str) -> Result<ModelConfig> {
     let config = preset(model)?.config();
     Ok(ModelConfig { num_classes: file.head_classes().unwrap_or(config.num_classes), ..config })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trainer::stored::Stored;
+
+    #[test]
+    fn what_is_printed_of_weights_does_not_grow_with_their_classes() -> Result<()> {
+        let data = DataFacts::unknown(usual_names(1000), Statistics::IMAGENET);
+        let described = Described::new(RunConfig::for_model("tiny")?, data, TensorFile::default());
+        let shown = format!("{:?}", Stored::Described(Box::new(described)));
+        assert!(shown.contains("classes: 1000") && shown.len() < 200, "{shown}");
+        Ok(())
+    }
 }

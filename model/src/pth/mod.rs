@@ -14,7 +14,8 @@ mod pickle;
 mod view;
 
 use crate::error::Error;
-use crate::files::{TensorFile, ensure_free};
+use crate::files::TensorFile;
+use crate::reading::ensure_free;
 use archive::Archive;
 use pickle::{Id, Values};
 use std::collections::{BTreeMap, HashMap, HashSet};

@@ -16,6 +16,9 @@
 //! | `transpose.rs` | transposes, a block at a time in registers |
 //! | `parallel.rs` | threads, and reductions whose order does not depend on them |
 
+// Most types here are operands on their way to registers, which nobody prints.
+#![allow(missing_debug_implementations)]
+
 mod block;
 pub mod factor;
 pub mod gemm;

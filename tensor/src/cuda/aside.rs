@@ -76,6 +76,7 @@ impl Drop for Diverted<'_> {
 }
 
 /// Joins what is aside when it goes: at the latest, and even by a panic.
+#[derive(Debug)]
 pub struct Joining<'a>(&'a Gpu);
 
 impl Drop for Joining<'_> {

@@ -109,6 +109,7 @@ impl Module {
 }
 
 /// A kernel launch that is being prepared: its configuration and its arguments.
+#[derive(Debug)]
 pub struct Launch<'a> {
     gpu: &'a Arc<Gpu>,
     op: &'static str,

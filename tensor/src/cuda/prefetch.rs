@@ -8,6 +8,7 @@
 use super::{Gpu, Memory, Stream};
 use crate::{Error, Result, Tensor};
 use rayon::prelude::*;
+use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -45,6 +46,12 @@ impl Host {
             Host::Locked(start, len) => unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), *len) },
             Host::Paged(bytes) => bytes,
         }
+    }
+}
+
+impl fmt::Debug for Prefetch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Prefetch").field("block", &self.block).field("sent", &self.sent).finish_non_exhaustive()
     }
 }
 

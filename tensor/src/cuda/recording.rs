@@ -10,6 +10,7 @@ use super::{Gpu, Memory, Stream};
 use crate::rng::Philox;
 use crate::{Device, Error, Result, lock};
 use std::collections::{BTreeMap, HashMap};
+use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
@@ -27,6 +28,12 @@ pub struct Recording {
     keys: Keys,
     /// Blocks, by capacity, that were taken and returned while it was recorded.
     kept: BTreeMap<usize, Vec<u64>>,
+}
+
+impl fmt::Debug for Recording {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Recording").field("gpu", &self.gpu).field("number", &self.number).finish_non_exhaustive()
+    }
 }
 
 /// The random streams that recorded work draws from, and where kernels find their keys.
@@ -158,6 +165,7 @@ impl Recording {
 
 /// Work that the same code repeats on the same tensors: executed directly the first time, which also compiles its
 /// kernels; recorded the second time; and replayed from then on.
+#[derive(Debug)]
 pub struct Repeated<R> {
     /// The result of the work when it was executed directly.
     left: Option<R>,

@@ -18,6 +18,7 @@ use cudarc::driver::sys::{
     CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus,
 };
 pub use machine::devices;
+use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Mutex;
 use uploads::Uploads;
@@ -45,6 +46,12 @@ pub struct Nvidia {
     functions: Mutex<Vec<CUfunction>>,
     /// Recorded work; none where it has been forgotten.
     recordings: Mutex<Vec<Option<CUgraphExec>>>,
+}
+
+impl fmt::Debug for Nvidia {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Nvidia").field("properties", &self.properties).finish_non_exhaustive()
+    }
 }
 
 // SAFETY: the driver's handles may be used from any thread, once the context is made current there, as every function

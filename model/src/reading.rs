@@ -1,0 +1,46 @@
+//! Reading files: regular ones, and no more of them than fits into memory.
+
+use crate::error::{Error, Result};
+use std::fs::{self, File};
+use std::io::{Read, Seek};
+use std::path::Path;
+use tensor::memory::{free_bytes, reserve};
+
+/// Refuses to read what takes more memory than there is, if that is known.
+pub(crate) fn ensure_free(path: &Path, needed: u64) -> Result<()> {
+    // What is free is an estimate, and small files are read as before.
+    const SMALL: u64 = 64 << 20;
+    match free_bytes() {
+        Some(free) if needed > free.max(SMALL) => {
+            let [needed, free] = [needed, free].map(|bytes| bytes.div_ceil(1 << 20));
+            let reason = format!("reading it takes {needed} MiB of memory, and {free} MiB are free");
+            Err(io(path, std::io::Error::new(std::io::ErrorKind::OutOfMemory, reason)))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Opens a regular file. A device or a pipe might never end.
+pub(crate) fn open_regular(path: &Path) -> Result<File> {
+    let file = fs::metadata(path).and_then(|file| match file.is_file() {
+        true => File::open(path),
+        false => Err(std::io::Error::other(NOT_REGULAR)),
+    });
+    file.map_err(|cause| io(path, cause))
+}
+
+/// The first bytes of a file, at most so many.
+pub(crate) fn first_bytes(file: &mut File, most: u64) -> std::io::Result<Vec<u8>> {
+    file.rewind()?;
+    let length = file.metadata()?.len().min(most);
+    let mut bytes = Vec::new();
+    reserve(&mut bytes, usize::try_from(length).unwrap_or(usize::MAX))?;
+    file.take(most).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+pub(crate) const NOT_REGULAR: &str = "it is there, but not as a regular file; name another path";
+
+pub(crate) fn io(path: &Path, cause: std::io::Error) -> Error {
+    Error::Io { path: path.display().to_string(), cause }
+}
