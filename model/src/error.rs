@@ -194,6 +194,12 @@ impl Differences {
             return "this is a run's checkpoint: take the weights out of it, as `biformer export` and \
                     `Stored::into_weights` do";
         }
+        // No configuration leaves it out.
+        if let ([missing], [], []) = (&self.missing[..], &self.unlike[..], &self.surplus[..])
+            && missing.starts_with("head.bias ")
+        {
+            return "a head without a bias is one whose bias is zero: add head.bias with zeros to the file";
+        }
         "use the configuration that they belong to (the program's --model, and --set for fields that differ from it)"
     }
 }

@@ -252,4 +252,16 @@ mod tests {
         assert!(recognised(&TensorFile::default())?.is_none());
         Ok(())
     }
+
+    #[test]
+    fn of_a_head_without_a_bias_it_is_said_what_to_add() -> Result<()> {
+        let mut model = BiFormer::blank(&crate::preset("nano")?.config(), DType::F32)?;
+        let mut file = model.state_dict()?;
+        for (missing, way_out) in [("head.bias", "add head.bias with zeros"), ("norm.bias", "use the configuration")] {
+            file.tensors.remove(missing);
+            let said = model.load(&file, "file").unwrap_err().to_string();
+            assert!(said.contains("head.bias (10) is missing") && said.contains(way_out), "{said}");
+        }
+        Ok(())
+    }
 }
