@@ -70,9 +70,12 @@ impl Tape {
     ///
     /// `work` gets the tape to compute on and the inputs on that tape, which it owns and may drop; it must put
     /// parameters on that tape itself. What it returns besides its value is returned from the first run and dropped in
-    /// the second. Errors: those of `work`, from the backward pass as this crate's; and in the backward pass
-    /// [`Error::Recompute`] if the second run's value has another shape, and [`Error::BareParameter`] if it is a
-    /// parameter and not the result of an operation.
+    /// the second.
+    ///
+    /// Errors: those of `work`, from the backward pass as this crate's; and in the backward pass [`Error::Recompute`]
+    /// if the second run's value has another shape, and [`Error::BareParameter`] if it is a parameter and not the
+    /// result of an operation. An error type that does not convert to this crate's, such as `anyhow::Error`, cannot be
+    /// that of `work`; `?` on what the segment returns converts to it.
     pub fn segment<'t, const N: usize, T, E: From<Error> + Into<Error>>(
         &'t self,
         inputs: [Var<'t>; N],
