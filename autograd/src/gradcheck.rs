@@ -22,15 +22,16 @@ where
     }
 }
 
-/// The value of a function of f64 tensors.
+/// The value of a function of f64 tensors. Errors: those of the function.
 pub fn value(f: &dyn Function, inputs: &[Tensor]) -> Result<Tensor> {
     let tape = Tape::inference();
     let inputs: Vec<Var<'_>> = inputs.iter().map(|input| tape.constant(input.clone())).collect();
     Ok(f.apply(&inputs)?.into_value())
 }
 
-/// The gradients of <upstream, f(inputs)> by the backward rules: one per input, none for those that are
-/// index tensors.
+/// The gradients of <upstream, f(inputs)> by the backward rules: one per input, of its shape, none for those that are
+/// index tensors. `upstream` has the shape of f(inputs). Errors: those of the function, and of
+/// [`Tape::backward_from`].
 pub fn backward(f: &dyn Function, inputs: &[Tensor], upstream: &Tensor) -> Result<Vec<Option<Tensor>>> {
     backward_on(&Tape::new(), f, inputs, upstream, |_| ())
 }

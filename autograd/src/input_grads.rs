@@ -69,7 +69,8 @@ impl Slot<'_> {
         !matches!(self.memory, SlotMemory::Unwanted)
     }
 
-    /// Where a CPU kernel writes, or none when the gradient is not wanted.
+    /// Where a CPU kernel writes, or none when the gradient is not wanted. Errors: [`TensorError::DType`] if the
+    /// gradient is not of this type, [`TensorError::Device`] if it is on a GPU.
     pub fn out<T: Float>(&mut self) -> Result<Option<Out<'_, T>>> {
         self.taken = true;
         let data = match &mut self.memory {
@@ -84,7 +85,8 @@ impl Slot<'_> {
         Ok(Some(Out { data, accumulate: self.accumulate }))
     }
 
-    /// Where a GPU kernel writes, or none when the gradient is not wanted.
+    /// Where a GPU kernel writes, or none when the gradient is not wanted. Errors: [`TensorError::Device`] if the
+    /// gradient is not on a GPU, [`TensorError::Gpu`].
     pub fn out_on_gpu(&mut self) -> Result<Option<cuda::Out<'_>>> {
         if let SlotMemory::Flat(FlatSpan::Cuda(span)) = &self.memory
             && self.accumulate
@@ -144,6 +146,7 @@ impl<'s, 'a> InputGrads<'s, 'a> {
 
     /// Takes the memory for an input's gradient, in the input's shape, contiguous. Where the operation was recorded with
     /// fewer inputs, such as without a bias, or `input` is `None`, it is as if the gradient were not wanted.
+    /// Errors: those of [`Tensor::empty_on`] and [`Tensor::duplicate`].
     pub fn open(&mut self, input: impl Into<Option<usize>>) -> Result<Slot<'a>> {
         let input = input.into().unwrap_or(usize::MAX);
         let slot = |dtype, memory, accumulate| Slot { input, dtype, memory, accumulate, taken: false };
@@ -188,8 +191,9 @@ impl<'s, 'a> InputGrads<'s, 'a> {
         }
     }
 
-    /// Gives a gradient that exists already: it is moved in if it is the first, and added otherwise.
-    /// It must have the input's shape and type; a view is copied.
+    /// Gives a gradient that exists already: it is moved in if it is the first, and added otherwise; a view is copied.
+    /// Errors: [`TensorError::Shape`] and [`TensorError::DType`] unless it has the input's shape and type; those of
+    /// [`open`](Self::open) and of a GPU.
     pub fn give(&mut self, input: usize, gradient: Tensor) -> Result<()> {
         let Some(Some(target)) = self.targets.get(input) else { return Ok(()) };
         if *gradient.shape() != target.shape {

@@ -238,7 +238,8 @@ impl Parameters {
         &mut self.values
     }
 
-    /// Overwrites one parameter with a tensor of its shape and type.
+    /// Overwrites one parameter with a tensor in the machine's memory. Errors: [`tensor::Error::Shape`] unless it has
+    /// the parameter's shape, and those of [`Tensor::overwrite`].
     pub fn set(&mut self, id: ParamId, value: &Tensor) -> Result<()> {
         let shape = self.layout().shape(id);
         if value.shape() != shape {
@@ -268,7 +269,8 @@ impl Parameters {
         Parameters { owner: self.owner.clone(), values: self.values.clone() }
     }
 
-    /// The same values in another buffer (for a moving average, or a second model).
+    /// The same values in another buffer (for a moving average, or a second model). Errors: those of
+    /// [`Tensor::duplicate`].
     pub fn duplicate(&self) -> Result<Parameters> {
         Ok(Parameters { owner: Owner::new(Arc::clone(self.layout())), values: self.values.duplicate()? })
     }
@@ -280,7 +282,7 @@ impl Parameters {
         Ok(Parameters { owner: self.owner.clone(), values: self.values.cast(dtype)? })
     }
 
-    /// The same values on a device.
+    /// The same values on a device. Errors: those of [`Tensor::to_device`].
     pub fn to_device(&self, device: &Device) -> Result<Parameters> {
         Ok(Parameters { owner: self.owner.clone(), values: self.values.to_device(device)? })
     }

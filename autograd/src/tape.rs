@@ -184,7 +184,7 @@ impl Tape {
         self.leaf_of(parameters, id, parameters.get(id))
     }
 
-    /// A trainable parameter in another shape of as many elements.
+    /// A trainable parameter in another shape of as many elements. Errors: those of [`Tensor::reshape`].
     pub fn parameter_as(&self, parameters: &Parameters, id: ParamId, shape: impl Into<Shape>) -> Result<Var<'_>> {
         Ok(self.leaf_of(parameters, id, parameters.get(id).reshape(shape)?))
     }

@@ -105,8 +105,8 @@ impl Attention {
         [&self.qkv, &self.out]
     }
 
-    /// Attends, and adds a residual (N, H, W, C), if there is one. [`Error::Map`] where routed attention cannot cut the
-    /// map into regions.
+    /// Attends within x (N, H, W, C), and adds a residual (N, H, W, C), if there is one. Errors: [`Error::Map`] where
+    /// routed attention cannot cut the map into regions, and those of the operations.
     pub fn forward<'t>(&self, pass: &Pass<'t>, x: Var<'t>, residual: Option<&Var<'t>>) -> Result<Var<'t>> {
         let mixed = match &self.core {
             Core::Routed(routed) => routed.forward(pass, &self.qkv, x)?,

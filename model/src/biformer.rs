@@ -210,7 +210,7 @@ impl BiFormer {
 
     /// As [`factors`](Self::factors), for many passes in [`Mode::Evaluate`](crate::Mode::Evaluate) during which the
     /// parameters and the running statistics do not change (nor can they): matrices are packed once, and each BatchNorm
-    /// that follows a convolution is folded into it, which changes results by rounding.
+    /// that follows a convolution is folded into it, which changes results by rounding. Errors: those of the device.
     pub fn prepared(&self) -> Result<Factors> {
         let (factors, mut prepared) = (self.factors()?, Prepared::default());
         for stage in &self.stages {

@@ -45,8 +45,9 @@ impl Block {
         self.attention.linears().into_iter().chain(self.mlp.linears())
     }
 
-    /// The block's map. The input and the normalised tokens are dropped as soon as they have been used, so that
-    /// inference on large images needs less memory.
+    /// The block's map (N, H, W, C) of a map x (N, H, W, C). The input and the normalised tokens are dropped as soon as
+    /// they have been used, so that inference on large images needs less memory. Errors: those of
+    /// [`Attention::forward`] and of the operations.
     pub fn forward<'t>(&self, pass: &Pass<'t>, mut x: Var<'t>) -> Result<Var<'t>> {
         if let Some(position) = &self.position {
             x = position.residual(pass, &x)?;

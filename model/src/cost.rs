@@ -195,7 +195,7 @@ pub fn gathered_bytes(config: &ModelConfig, image: [usize; 2], dtype: DType) -> 
 }
 
 /// The bytes that a training step's forward pass on such a tape keeps for its backward pass, per image, in the
-/// model's precision: measured on a pass over two images.
+/// model's precision: measured on a pass over two images. Errors: those of [`BiFormer::forward`].
 pub fn activation_bytes(model: &BiFormer, tape: &Tape, height: usize, width: usize) -> Result<usize> {
     const IMAGES: usize = 2;
     let images = Tensor::zeros([IMAGES, height, width, 3], model.parameters.layout().dtype());

@@ -110,14 +110,16 @@ impl TensorFile {
         Ok(Self { tensors, metadata })
     }
 
-    /// The bytes of a file with these contents.
+    /// The bytes of a file with these contents. Errors: [`Error::Unfit`] for a tensor of the name that files have for
+    /// their metadata, and those of a GPU.
     pub fn to_bytes(&self) -> Result<Vec<u8>> {
         let mut bytes = vec![];
         self.encoded()?.put(&mut bytes).map_err(|cause| io(Path::new("memory"), cause))?;
         Ok(bytes)
     }
 
-    /// Writes a file, as [`write_safely`](crate::write_safely) does. The tensors are not copied for that.
+    /// Writes a file, as [`write_safely`](crate::write_safely) does. The tensors are not copied for that. Errors: those
+    /// of [`to_bytes`](Self::to_bytes), and [`Error::Io`].
     pub fn write(&self, path: &Path) -> Result<()> {
         let encoded = self.encoded()?;
         write_with(path, |file| {

@@ -32,18 +32,19 @@ impl Linear {
         Self { weight, bias, extents: [outputs, inputs] }
     }
 
-    /// x·Wᵀ + b
+    /// x·Wᵀ + b. Errors: those of [`ops::linear()`].
     pub fn forward<'t>(&self, pass: &Pass<'t>, x: &Var<'t>) -> Result<Var<'t>> {
         self.plus(pass, x, None)
     }
 
-    /// The same plus a residual (..., O), if there is one.
+    /// The same plus a residual (..., O), if there is one. Errors: those of [`ops::linear()`].
     pub fn plus<'t>(&self, pass: &Pass<'t>, x: &Var<'t>, residual: Option<&Var<'t>>) -> Result<Var<'t>> {
         let (weight, bias) = self.parameters(pass)?;
         Ok(ops::linear_residual(x, &weight, bias.as_ref(), residual)?)
     }
 
-    /// Weight (O, I) and bias on the tape, for fused operations that include this layer.
+    /// Weight (O, I) and bias (O) on the tape, for fused operations that include this layer. Errors: those of
+    /// [`Tape::parameter_as`](autograd::Tape::parameter_as).
     pub fn parameters<'t>(&self, pass: &Pass<'t>) -> Result<(Var<'t>, Option<Var<'t>>)> {
         Ok((pass.factor_as(self.weight, self.extents)?, self.bias.map(|bias| pass.factor(bias))))
     }
@@ -79,7 +80,7 @@ impl Conv {
         Self { weight, bias, attributes }
     }
 
-    /// The convolution of a map.
+    /// The convolution of a map. Errors: those of [`ops::conv2d()`].
     pub fn forward<'t>(&self, pass: &Pass<'t>, x: &Var<'t>) -> Result<Var<'t>> {
         let conv2d = if pass.applies_gelu(self.weight) { ops::conv2d_gelu } else { ops::conv2d };
         Ok(conv2d(x, &pass.factor(self.weight), Some(&pass.factor(self.bias)), self.attributes)?)
@@ -123,7 +124,7 @@ impl Conv {
     }
 }
 
-/// A depthwise convolution of stride 1 that keeps the map's size.
+/// A depthwise convolution of stride 1 that keeps the map's shape, (N, H, W, C).
 #[derive(Clone, Debug)]
 pub struct DepthwiseConv {
     weight: ParamId,
@@ -144,20 +145,20 @@ impl DepthwiseConv {
         [pass.parameter(self.weight), pass.parameter(self.bias)]
     }
 
-    /// The convolution of a map.
+    /// The convolution of a map. Errors: those of [`ops::dwconv()`].
     pub fn forward<'t>(&self, pass: &Pass<'t>, x: &Var<'t>) -> Result<Var<'t>> {
         let [weight, bias] = self.parameters(pass);
         Ok(ops::dwconv(x, &weight, Some(&bias))?)
     }
 
-    /// The map plus its convolution.
+    /// The map plus its convolution, with the same errors.
     pub fn residual<'t>(&self, pass: &Pass<'t>, x: &Var<'t>) -> Result<Var<'t>> {
         let [weight, bias] = self.parameters(pass);
         Ok(ops::dwconv_residual(x, &weight, Some(&bias))?)
     }
 }
 
-/// Layer normalisation over channels.
+/// Layer normalisation over channels, (..., C) to (..., C).
 #[derive(Clone, Debug)]
 pub struct LayerNorm {
     weight: ParamId,
@@ -180,14 +181,14 @@ impl LayerNorm {
         [pass.parameter(self.weight), pass.parameter(self.bias)]
     }
 
-    /// The normalised tokens.
+    /// The normalised tokens. Errors: those of [`ops::layer_norm()`].
     pub fn forward<'t>(&self, pass: &Pass<'t>, x: &Var<'t>) -> Result<Var<'t>> {
         let [weight, bias] = self.parameters(pass);
         Ok(ops::layer_norm(x, &weight, &bias, Self::EPSILON)?)
     }
 }
 
-/// Batch normalisation over all but the channels, and GELU if it follows.
+/// Batch normalisation over all but the channels, and GELU if it follows, (..., C) to (..., C).
 #[derive(Clone, Debug)]
 pub struct BatchNorm {
     weight: ParamId,
@@ -212,7 +213,8 @@ impl BatchNorm {
     }
 
     /// The normalised map: by the batch's statistics in training, which go into the pass's trace; by the
-    /// running ones otherwise, and where this layer is frozen.
+    /// running ones otherwise, and where this layer is frozen. Errors: those of [`Pass::running`] and of
+    /// [`ops::batch_norm`].
     pub fn forward<'t>(&self, pass: &Pass<'t>, x: &Var<'t>) -> Result<Var<'t>> {
         let (weight, bias) = (pass.parameter(self.weight), pass.parameter(self.bias));
         match pass.mode() {

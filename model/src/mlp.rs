@@ -33,7 +33,7 @@ impl Mlp {
         [&self.layers[0], &self.layers[1]]
     }
 
-    /// The MLP of a map, plus the map itself if `residual` is set.
+    /// The MLP of a map (N, H, W, C), plus the map itself if `residual` is set. Errors: those of [`ops::mlp()`].
     pub fn forward<'t>(&self, pass: &Pass<'t>, x: &Var<'t>, residual: bool) -> Result<Var<'t>> {
         let norm = self.norm.parameters(pass);
         let [(w1, b1), (w2, b2)] = [self.layers[0].parameters(pass)?, self.layers[1].parameters(pass)?];

@@ -236,7 +236,8 @@ impl<'t> Pass<'t> {
 
     /// A part of the model from x on, as a [segment](Tape::segment) of the tape: one that recomputes segments keeps x
     /// and nothing else of it. `work` runs on a pass that goes on from this one, and a second time on one that
-    /// draws the same random streams; the trace takes in what the first run leaves behind.
+    /// draws the same random streams; the trace takes in what the first run leaves behind. Errors: those of
+    /// [`Tape::segment`].
     pub fn segment(
         &self,
         x: Var<'t>,

@@ -15,12 +15,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Writes a file so that whatever happens, even a full disk or a power cut, there is either the old file or the new one
 /// under its name: the bytes are written to a temporary file beside it, which is synced and then renamed. An existing
 /// path that is not a regular file (a folder, a device) is left alone, with an error. The owner and the permissions of
-/// an existing file are kept as far as the system allows.
+/// an existing file are kept as far as the system allows. Errors: [`Error::Io`](crate::Error::Io).
 pub fn write_safely(path: &Path, bytes: &[u8]) -> Result<()> {
     write_with(path, |file| file.write_all(bytes))
 }
 
-/// Copies a regular file as [`write_safely`] writes one.
+/// Copies a regular file as [`write_safely`] writes one, with the same errors.
 pub fn copy_safely(from: &Path, to: &Path) -> Result<()> {
     let mut source = File::open(from).map_err(|cause| io(from, cause))?;
     write_with(to, |file| std::io::copy(&mut source, file).map(drop))
@@ -54,7 +54,7 @@ pub(crate) fn write_with(path: &Path, put: impl FnOnce(&mut File) -> std::io::Re
 }
 
 /// Checks that [`write_safely`] can create its temporary file, and that a file can have this name, to be called before
-/// the work whose result is to be written.
+/// the work whose result is to be written. Errors: [`Error::Io`](crate::Error::Io) with the reason why not.
 pub fn ensure_writable(path: &Path) -> Result<()> {
     if path.as_os_str().as_encoded_bytes().last().is_some_and(|&last| std::path::is_separator(last.into())) {
         return Err(io(path, std::io::Error::other("that is the name of a folder; add a file's")));

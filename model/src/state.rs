@@ -186,7 +186,8 @@ impl Builder {
         self.names.push(name.to_owned());
     }
 
-    /// Lays everything out.
+    /// Lays everything out in this type (f32 or f64): parameters with their initial values, and statistics as they are
+    /// before the first batch, means of 0 and variances of 1. Errors: those of [`ParametersBuilder::build`].
     pub fn build(self, dtype: DType) -> Result<(Parameters, Vec<RunningStatistics>)> {
         let filled = |channels: usize, value: f64| Tensor::full([channels], value).cast(dtype);
         let statistics = self.statistics.into_iter().map(|(name, channels)| {

@@ -28,7 +28,7 @@ impl TensorFile {
 
     /// The weights and running statistics of a model, by name, in the machine's memory. On the CPU they share the model's
     /// buffers: as long as they live, it can be neither trained nor loaded ([`tensor::Error::Shared`]). To keep them,
-    /// take their [`duplicate`](Self::duplicate).
+    /// take their [`duplicate`](Self::duplicate). Errors: those of a GPU.
     pub fn of(parameters: &Parameters, statistics: &[RunningStatistics]) -> Result<Self> {
         let mut file = Self::default();
         let (layout, parameters) = (parameters.layout(), parameters.to_device(&Device::Cpu)?);
@@ -131,6 +131,7 @@ impl TensorFile {
 
 /// The named model whose tensors, with their shapes, are exactly those of a state_dict, except that its head may be for
 /// any number of classes. Fields that no weight depends on (k, the number of regions, padding) cannot be recognised.
+/// Errors: those of [`BiFormer::blank`].
 pub fn recognised(file: &TensorFile) -> Result<Option<&'static Preset>> {
     let Some(num_classes) = file.head_classes() else { return Ok(None) };
     let blocks = file.tensors.keys().filter(|name| name.ends_with(".norm1.weight")).count();
@@ -151,7 +152,7 @@ pub fn recognised(file: &TensorFile) -> Result<Option<&'static Preset>> {
 }
 
 impl BiFormer {
-    /// All weights and running statistics by name: [`TensorFile::of`].
+    /// All weights and running statistics by name: [`TensorFile::of`], with its errors.
     pub fn state_dict(&self) -> Result<TensorFile> {
         TensorFile::of(&self.parameters, &self.statistics)
     }
@@ -174,7 +175,7 @@ impl BiFormer {
     }
 
     /// Takes weights over as [`load`](Self::load) does, but for the head: whatever the file has in its place, a
-    /// classifier keeps its own. It is what fine-tuning for other classes begins with.
+    /// classifier keeps its own. It is what fine-tuning for other classes begins with. Errors: as there.
     pub fn load_backbone(&mut self, file: &TensorFile, path: &str) -> Result<Vec<String>> {
         let mut backbone = file.clone();
         backbone.tensors.retain(|name, _| !name.starts_with(HEAD));

@@ -265,7 +265,8 @@ impl Launch<'_> {
         Ok(self)
     }
 
-    /// Runs the kernel, unless there are no blocks.
+    /// Runs the kernel, unless there are no blocks. Errors: [`Error::Argument`] for more blocks, threads or shared
+    /// memory than the GPU allows; [`Error::Gpu`].
     ///
     /// # Safety
     /// The arguments are those that the kernel declares, and with them it reads and writes only within the tensors

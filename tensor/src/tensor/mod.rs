@@ -64,7 +64,7 @@ impl Tensor {
         Self::full([], value)
     }
 
-    /// A tensor with these elements, last axis fastest. The number of elements must be the shape's.
+    /// A tensor with these elements, last axis fastest. [`Error::Shape`] unless there are as many as the shape has.
     pub fn from_slice<T: Element>(elements: &[T], shape: impl Into<Shape>) -> Result<Self> {
         let shape = shape.into();
         if shape.checked_count() != Some(elements.len()) {
@@ -158,8 +158,8 @@ impl Tensor {
         Ok(&mut buffer.slice_mut()[range])
     }
 
-    /// The buffer from this tensor's first element on: element (i, j, ..) lies at the sum of the
-    /// positions times [`Tensor::strides`].
+    /// The buffer from this tensor's first element on: element (i, j, ..) lies at the sum of the positions times
+    /// [`Tensor::strides`]. Errors: [`Error::DType`], [`Error::Device`] on a GPU.
     pub fn as_strided_slice<T: Element>(&self, op: &'static str) -> Result<&[T]> {
         self.ensure_dtype(op, T::DTYPE)?;
         Ok(&self.host(op)?.slice()[self.offset..])
@@ -225,7 +225,8 @@ impl Tensor {
         Error::NotContiguous { op, shape: self.shape.to_string(), strides: self.strides.to_vec() }
     }
 
-    /// The one element of a tensor that has one element.
+    /// The one element of a tensor that has one element, on any device. Errors: [`Error::Shape`] for another number of
+    /// elements, [`Error::DType`], those of a GPU.
     pub fn item<T: Element>(&self) -> Result<T> {
         if self.count() != 1 {
             return Err(Error::shape("item", "one element", &self.shape));
@@ -233,8 +234,8 @@ impl Tensor {
         Ok(self.to_device(&Device::Cpu)?.as_strided_slice::<T>("item")?[0])
     }
 
-    /// A copy of the elements in order, from any view on any device. Panics with [`OUT_OF_MEMORY`](crate::OUT_OF_MEMORY)
-    /// if the system has no room for it.
+    /// A copy of the elements in order, from any view on any device. Errors: [`Error::DType`], those of a GPU. Panics
+    /// with [`OUT_OF_MEMORY`](crate::OUT_OF_MEMORY) if the system has no room for it.
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
         if let Storage::Cuda(_) = &self.storage {
             return self.to_device(&Device::Cpu)?.to_vec();
@@ -247,7 +248,7 @@ impl Tensor {
     }
 
     /// The first number, in order, for which `sought` is true; always `None` for a tensor of indices. Works for any
-    /// view on any device.
+    /// view on any device. Errors: those of a GPU.
     pub fn find(&self, sought: impl Fn(f64) -> bool) -> Result<Option<f64>> {
         let own = self.to_device(&Device::Cpu)?.contiguous()?;
         let sought = |number: &f64| sought(*number);

@@ -40,7 +40,8 @@ impl Tensor {
         Ok(full)
     }
 
-    /// This tensor on a device: itself if it is there, otherwise a contiguous copy.
+    /// This tensor on a device: itself if it is there, otherwise a contiguous copy. Errors: [`Error::OutOfMemory`]
+    /// where a GPU has no room, [`Error::Gpu`] from copying.
     pub fn to_device(&self, device: &Device) -> Result<Tensor> {
         match (&self.storage, device) {
             (Storage::Cpu(_), Device::Cpu) => Ok(self.clone()),
@@ -88,7 +89,8 @@ impl Tensor {
         Ok(())
     }
 
-    /// The same elements in a buffer of their own, contiguous, on the same device.
+    /// The same elements in a buffer of their own, contiguous, on the same device. Errors: [`Error::OutOfMemory`]
+    /// where a GPU has no room, [`Error::Gpu`] from copying.
     pub fn duplicate(&self) -> Result<Tensor> {
         let from = self.contiguous()?;
         let mut copy = Self::empty_on(&self.device(), self.shape.clone(), self.dtype)?;

@@ -11,7 +11,8 @@ impl Tensor {
         Tensor { storage: self.storage.clone(), dtype: self.dtype, shape, strides, offset, carried: Carried::default() }
     }
 
-    /// The same elements in order under another shape of as many elements. Needs a contiguous tensor.
+    /// The same elements in order under another shape of as many elements. Errors: [`Error::Shape`] for another number
+    /// of them, [`Error::NotContiguous`].
     pub fn reshape(&self, shape: impl Into<Shape>) -> Result<Tensor> {
         let shape = shape.into();
         if shape.checked_count() != Some(self.count()) {
@@ -22,7 +23,8 @@ impl Tensor {
         Ok(self.view(shape, strides, self.offset))
     }
 
-    /// The axes in another order: axis `i` of the result is axis `order[i]` of this tensor.
+    /// The axes in another order: axis `i` of the result is axis `order[i]` of this tensor. Errors: [`Error::Axis`] for
+    /// an axis that it does not have, [`Error::Argument`] unless each is named once.
     pub fn permute(&self, order: &[usize]) -> Result<Tensor> {
         let mut seen = vec![false; self.rank()];
         for &axis in order {
@@ -38,7 +40,8 @@ impl Tensor {
         Ok(self.view(shape, strides, self.offset))
     }
 
-    /// The positions `range` along an axis.
+    /// The positions `range` along an axis. Errors: [`Error::Axis`], [`Error::OutOfRange`], [`Error::Argument`] for a
+    /// range that ends before it begins.
     pub fn slice(&self, axis: usize, range: Range<usize>) -> Result<Tensor> {
         self.shape.ensure_axis("slice", axis)?;
         if range.start > range.end {
@@ -54,7 +57,8 @@ impl Tensor {
         Ok(self.view(shape, self.strides.clone(), offset))
     }
 
-    /// This tensor repeated, without copying, to a shape that it broadcasts to.
+    /// This tensor repeated, without copying, to a shape that it broadcasts to. Errors: [`Error::Broadcast`] for
+    /// another shape, and those of [`Shape::broadcast`].
     pub fn broadcast_to(&self, shape: impl Into<Shape>) -> Result<Tensor> {
         let shape = shape.into();
         if self.shape.broadcast(&shape, "broadcast_to")? != shape {
