@@ -80,6 +80,20 @@ fn a_forecast_is_little_work_however_large_the_images() {
     assert!((1.4..2.3).contains(&ratios[0]) && (1.6..2.6).contains(&ratios[1]), "two and eight images: {ratios:?}");
 }
 
+/// Nor where images cannot be made smaller, or would not be less work for it.
+#[test]
+fn what_would_take_minutes_to_measure_is_not_foretold() {
+    for size in ["8192x1", "128"] {
+        let unending = ["--image-size", size, "--set", "n_win=64", "auto_pad=true", "topks=4096,4096,4096"];
+        let said = biformer(&[&["info", "--json", "--threads", "2"], &unending[..]].concat()).ok();
+        let numbers: serde_json::Value = serde_json::from_str(&said.out).unwrap();
+        for field in ["activation_bytes_per_image", "training_bytes", "inference_bytes"] {
+            assert!(numbers[field].is_null(), "{size}: {field}");
+        }
+        assert!(said.err.contains("would take minutes"), "{said:?}");
+    }
+}
+
 /// Nor is a trained model used on images for which there is no room.
 #[test]
 fn a_trained_model_refuses_images_that_cannot_fit() {

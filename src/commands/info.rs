@@ -40,8 +40,8 @@ pub struct Arguments {
     #[arg(long, value_enum)]
     recompute: Option<Recompute>,
     /// Prints one JSON object, with the configuration. Its training_bytes are null where the model cannot be trained:
-    /// without a head, or on one image of one token. Its run is null without --checkpoint, and for weights that do not
-    /// say which run they are from.
+    /// without a head, or on one image of one token. So are all bytes that would take minutes to foretell. Its run is
+    /// null without --checkpoint, and for weights that do not say which run they are from.
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -143,9 +143,15 @@ fn show(arguments: &Arguments) -> Result<()> {
     let unfit = run.ensure_statistics(size.0).err();
     unfit.iter().for_each(|reason| tell!(io::stderr(), "note: this model cannot be trained: {reason}"));
     let trainable = config.features == Features::Logits && unfit.is_none();
-    let training = if trainable { Some(memory::training(&run, size.0)?) } else { None };
+    let training = if trainable { memory::training(&run, size.0)? } else { None };
     let activations = memory::activations(&run, size.0)?;
     let inference = memory::inference(&run, size.0, DType::F32)?;
+    if activations.is_none() || inference.is_none() {
+        tell!(
+            io::stderr(),
+            "note: to foretell all of the memory that this model takes would take minutes; biformer bench measures it"
+        );
+    }
     if arguments.json {
         let object = json!({
             "model": run.model,
@@ -169,7 +175,7 @@ fn show(arguments: &Arguments) -> Result<()> {
         Recompute::Block => " with recompute = \"block\"",
     };
     let megabytes = |bytes: u64| bytes as f64 / 1e6;
-    if let Some(training) = training {
+    if let (Some(training), Some(activations)) = (training, activations) {
         say!("A training step{how} keeps {:.2} MB of activations per image in f32.", activations as f64 / 1e6);
         say!(
             "Training in batches of {batch}{how} takes about {:.0} MB of memory; data sets that are held in memory as a whole come on top \
@@ -177,7 +183,9 @@ fn show(arguments: &Arguments) -> Result<()> {
             megabytes(training)
         );
     }
-    say!("Inference in batches of {batch} takes about {:.0} MB.", megabytes(inference));
+    if let Some(inference) = inference {
+        say!("Inference in batches of {batch} takes about {:.0} MB.", megabytes(inference));
+    }
     Ok(())
 }
 

@@ -13,7 +13,8 @@ use tensor::{DType, Device, Tensor, pool_stats, settle_pool, trim_pool};
 
 /// The compute budget of a forecast: about how many pixels and how many multiply-adds of forward passes it may process.
 /// (Models for which that is less than a few images take longer: on two cores of a Xeon `biformer info` takes three
-/// seconds for `tiny`, and some fourteen for `base`, the largest of the published models.)
+/// seconds for `tiny`, and some fourteen for `base`, the largest of the published models. Half of that goes into
+/// steps on ten images, and half into the pages of memory that these touch for the first time.)
 struct Effort {
     pixels: usize,
     macs: u64,
@@ -23,6 +24,10 @@ const TRAINING: Effort = Effort { pixels: 6 * 224 * 224, macs: 30_000_000_000 };
 /// A larger budget than for training, because there is no backward pass, which takes twice the time of the forward pass
 /// and most of the memory.
 const INFERENCE: Effort = Effort { pixels: 3 * TRAINING.pixels, macs: 2 * TRAINING.macs };
+
+/// The most multiply-adds of one measured image: those of `base` at 224x224. Where smaller images are no less work,
+/// since maps are padded to n_win regions a side, even an image of one pixel can be work for minutes.
+const MAX_MACS: u64 = 10_000_000_000;
 
 /// The fewest images measured for a training forecast, which also measures two thirds of them. Two thirds of 6 is 4,
 /// the number of piece groups, each with gradient buffers of its own: with fewer images, one image more would also add
@@ -41,10 +46,10 @@ pub type Size = [usize; 2];
 
 /// The peak resident bytes of training steps as configured, on images of this size, without the data set and without
 /// prefetched batches. It runs a few steps, on up to the pixels of six images of 224x224; the free blocks of the pool
-/// are given back to the system. Errors: those of a training step.
-pub fn training(config: &RunConfig, size: Size) -> Result<u64> {
+/// are given back to the system. None if that would take minutes. Errors: those of a training step.
+pub fn training(config: &RunConfig, size: Size) -> Result<Option<u64>> {
     let at_once = config.at_once();
-    let sample = Sample::to_train(config, size)?;
+    let Some(sample) = Sample::to_train(config, size)? else { return Ok(None) };
     let classes = config.architecture.num_classes;
     let model = sample.forecast(at_once * sample.each, |images| {
         let config = RunConfig { micro_batches: 1, architecture: sample.model.clone(), ..config.clone() };
@@ -56,14 +61,14 @@ pub fn training(config: &RunConfig, size: Size) -> Result<u64> {
         Learner::blank(&config)?.train(&batch.into(), 0, 1e-3, || None)?;
         Ok(meter.most())
     })?;
-    Ok(PROGRAM + model + image_bytes(config, size))
+    Ok(Some(PROGRAM + model + image_bytes(config, size)))
 }
 
 /// The peak resident bytes of inference on `batch_size` images of this size, computed in f32 or f64. It runs a few
 /// passes on as many images as the model processes at once, or on smaller images if those are too large to measure.
-/// Errors: those of a pass.
-pub fn inference(config: &RunConfig, size: Size, dtype: DType) -> Result<u64> {
-    let (sample, at_once) = Sample::to_infer(config, size)?;
+/// None if that would take minutes. Errors: those of a pass.
+pub fn inference(config: &RunConfig, size: Size, dtype: DType) -> Result<Option<u64>> {
+    let Some((sample, at_once)) = Sample::to_infer(config, size)? else { return Ok(None) };
     let meter = Meter::start();
     let model = BiFormer::blank(&sample.model, dtype)?;
     // As in `Inference`, where the prepared weights take memory a second time.
@@ -88,14 +93,17 @@ pub fn inference(config: &RunConfig, size: Size, dtype: DType) -> Result<u64> {
     let all = image_bytes(config, size);
     let others = (config.batch_size - at_once) as u64;
     let waiting = others * (all / config.batch_size as u64 + results / at_once as u64);
-    Ok(PROGRAM + weights + kept + work + waiting + all)
+    Ok(Some(PROGRAM + weights + kept + work + waiting + all))
 }
 
-/// The bytes that a training step's forward pass keeps for its backward pass, for an image of a size.
-pub fn activations(config: &RunConfig, size: Size) -> Result<usize> {
-    let Sample { model, size: [height, width], each, .. } = Sample::to_train(config, size)?;
+/// The bytes that a training step's forward pass keeps for its backward pass, for an image of a size. None if it would
+/// take minutes to measure.
+pub fn activations(config: &RunConfig, size: Size) -> Result<Option<usize>> {
+    let Some(Sample { model, size: [height, width], each, .. }) = Sample::to_train(config, size)? else {
+        return Ok(None);
+    };
     let tape = config.recompute.tape(&Device::Cpu);
-    Ok(each * activation_bytes(&BiFormer::blank(&model, DType::F32)?, &tape, height, width)?)
+    Ok(Some(each * activation_bytes(&BiFormer::blank(&model, DType::F32)?, &tape, height, width)?))
 }
 
 /// What is measured for a forecast.
@@ -103,7 +111,7 @@ pub(super) struct Sample {
     /// The model, with `auto_pad` set if smaller images need it.
     model: ModelConfig,
     /// The size of the measured images: that of the real ones or, if those are too large to measure, half of their
-    /// height and width, a quarter, ...
+    /// height and width, a quarter, ...; half of the longer side alone, if the other cannot be halved.
     size: Size,
     /// How many measured images have as many pixels as a real one, and so take about as much memory.
     each: usize,
@@ -113,37 +121,39 @@ pub(super) struct Sample {
 
 impl Sample {
     /// A sample of images of the real size or, if the budget does not allow at least `least` of those, of smaller ones.
-    fn of(config: &RunConfig, mut size: Size, effort: Effort, least: usize) -> Result<Self> {
-        let most = |model: &ModelConfig, [height, width]: Size| -> Result<usize> {
-            let macs = macs(model, height, width)?.total();
-            Ok((effort.pixels / (height * width).max(1)).min((effort.macs / macs.max(1)) as usize))
-        };
+    /// None if the smallest of them is too much work, too.
+    fn of(config: &RunConfig, mut size: Size, effort: Effort, least: usize) -> Result<Option<Self>> {
         let (mut model, mut each) = (config.architecture.clone(), 1);
-        let mut count = most(&model, size)?;
-        while count < least {
-            model.auto_pad |= model.family != Family::BiformerStlNchw;
-            let half = size.map(|side| side / 2);
-            if model.check_image(half[0], half[1]).is_err() {
-                break;
+        loop {
+            let [height, width] = size;
+            let macs = macs(&model, height, width)?.total();
+            let most = (effort.pixels / (height * width).max(1)).min((effort.macs / macs.max(1)) as usize);
+            if most < least || macs > MAX_MACS {
+                model.auto_pad |= model.family != Family::BiformerStlNchw;
+                let longer = if height > width { [height / 2, width] } else { [height, width / 2] };
+                let smaller = [([height / 2, width / 2], 4), (longer, 2)];
+                let fits = |&([height, width], _): &(Size, usize)| model.check_image(height, width).is_ok();
+                if let Some((part, parts)) = smaller.into_iter().find(fits) {
+                    (size, each) = (part, parts * each);
+                    continue;
+                }
             }
-            (size, each) = (half, 4 * each);
-            count = most(&model, size)?;
+            return Ok((macs <= MAX_MACS).then(|| Self { model, size, each, most: most.max(3) }));
         }
-        Ok(Self { model, size, each, most: count.max(3) })
     }
 
     /// The sample for a forecast of training on a batch: with enough images to show how much memory one more image
     /// takes.
-    pub fn to_train(config: &RunConfig, size: Size) -> Result<Self> {
+    pub fn to_train(config: &RunConfig, size: Size) -> Result<Option<Self>> {
         let sample = Self::of(config, size, TRAINING, 1)?;
-        Ok(Self { most: sample.most.max(MIN_TO_TRAIN), ..sample })
+        Ok(sample.map(|sample| Self { most: sample.most.max(MIN_TO_TRAIN), ..sample }))
     }
 
     /// The sample for a forecast of inference, and how many images the model processes at once.
-    pub fn to_infer(config: &RunConfig, size: Size) -> Result<(Self, usize)> {
+    pub fn to_infer(config: &RunConfig, size: Size) -> Result<Option<(Self, usize)>> {
         let most = BiFormer::blank(&config.architecture, DType::F32)?.images_at_once(size);
         let at_once = most.map_or(config.batch_size, |most| most.min(config.batch_size));
-        Ok((Self::of(config, size, INFERENCE, at_once)?, at_once))
+        Ok(Self::of(config, size, INFERENCE, at_once)?.map(|sample| (sample, at_once)))
     }
 
     /// Whether work on this many images takes no more than the measurement for its forecast would.
@@ -196,4 +206,30 @@ impl Drop for Meter {
 /// The images of a batch as they come from the data set, in f32.
 pub fn image_bytes(config: &RunConfig, [height, width]: Size) -> u64 {
     (config.batch_size * height * width * 3 * 4) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sample_is_little_work_or_there_is_none() -> Result<()> {
+        let sampled = |fields: &[&str], size| -> Result<Option<(Size, usize)>> {
+            let run = RunConfig::for_model("nano")?;
+            let architecture = run.architecture.with_overrides(fields.iter().copied())?;
+            let sample = Sample::to_train(&RunConfig { architecture, ..run }, size)?;
+            Ok(sample.map(|sample| (sample.size, sample.each)))
+        };
+        assert_eq!(sampled(&[], [32, 32])?, Some(([32, 32], 1)));
+        assert_eq!(sampled(&[], [4096, 2048])?, Some(([256, 128], 256)));
+        // A side of one pixel cannot be halved.
+        let padded = ["n_win=32", "auto_pad=true", "topks=1,4,16"];
+        let Some(([height, 1], each)) = sampled(&padded, [8192, 1])? else { panic!("a sample as wide") };
+        assert!(height < 8192 && each * height == 8192, "{height}, {each}");
+        let all = ["n_win=64", "auto_pad=true", "topks=4096,4096,4096"];
+        for size in [[8192, 1], [2048, 2048], [1, 1]] {
+            assert!(sampled(&all, size)?.is_none(), "{size:?}");
+        }
+        Ok(())
+    }
 }

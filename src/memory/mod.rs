@@ -17,7 +17,8 @@ use tensor::{DType, OUT_OF_MEMORY};
 pub use forecast::{Size, activations, image_bytes, inference, training};
 pub use last::{OrEnd, when_it_runs_out};
 
-/// Refuses training that would not fit into the machine's memory, if the system reports how much is free. `choice`,
+/// Refuses training that would not fit into the machine's memory, if the system reports how much is free and a forecast
+/// takes no minutes. `choice`,
 /// supplied by the command, is the alternative that the error recommends. `images` is the number of bytes that images
 /// take outside the buffer pool: those of more than one batch if batches are prefetched.
 pub fn ensure_room_to_train(config: &RunConfig, size: Size, images: u64, choice: &str) -> Result<()> {
@@ -28,11 +29,12 @@ pub fn ensure_room_to_train(config: &RunConfig, size: Size, images: u64, choice:
         return Ok(());
     };
     let at_once = config.at_once();
-    if Sample::to_train(config, size)?.contains(at_once) {
+    if Sample::to_train(config, size)?.is_some_and(|sample| sample.contains(at_once)) {
         // To measure it would take as much memory as to do it.
         return Ok(());
     }
-    ensure_fit(words, "about", training(config, size)? + images.saturating_sub(image_bytes(config, size)), free)
+    let Some(foretold) = training(config, size)? else { return Ok(()) };
+    ensure_fit(words, "about", foretold + images.saturating_sub(image_bytes(config, size)), free)
 }
 
 /// The same for [`inference`].
@@ -43,10 +45,11 @@ pub fn ensure_room_to_infer(config: &RunConfig, size: Size, images: u64, dtype: 
     let Some(free) = room_beside(config, 2 * dtype.size(), images.saturating_add(gathered), words)? else {
         return Ok(());
     };
-    if Sample::to_infer(config, size)?.0.contains(config.batch_size) {
+    if Sample::to_infer(config, size)?.is_some_and(|(sample, _)| sample.contains(config.batch_size)) {
         return Ok(());
     }
-    ensure_fit(words, "about", inference(config, size, dtype)? + images.saturating_sub(image_bytes(config, size)), free)
+    let Some(foretold) = inference(config, size, dtype)? else { return Ok(()) };
+    ensure_fit(words, "about", foretold + images.saturating_sub(image_bytes(config, size)), free)
 }
 
 /// Refuses to forecast the memory of a model that is too large to be measured on images of this size.
