@@ -3,6 +3,7 @@
 use crate::config::RunConfig;
 use anyhow::{Context, Result, anyhow, bail};
 use model::{ModelConfig, field_name};
+use std::num::IntErrorKind;
 use toml::{Table, Value};
 
 /// Parses an argument of `--set`, which takes all arguments that follow it.
@@ -80,6 +81,10 @@ pub fn fields(set: &[String]) -> Result<Option<Value>> {
 /// A field of a run, given as `key=value` with a dotted key, as a table of a TOML file.
 pub fn run_field(entry: &str) -> Result<Table> {
     let (key, value) = entry.split_once('=').with_context(|| format!("--set {entry}: expected key=value"))?;
+    // It would be taken for a text.
+    if value.trim().parse::<i64>().is_err_and(|error| *error.kind() == IntErrorKind::PosOverflow) {
+        bail!("--set {entry}: whole numbers go up to {}", i64::MAX);
+    }
     let line = |value: &str| format!("{} = {value}", key.trim()).parse().ok().filter(is_one_field);
     // Strings need no quotes here, since a shell would remove them, and lists need no brackets.
     let text = |value: &str| Value::from(value.trim()).to_string();

@@ -143,6 +143,7 @@ fn values_that_make_no_sense() {
 fn words_and_names() {
     for (arguments, expected) in [
         ("train --set epochs=-1", "got `-1`, expected a whole number (0 or more) in `epochs`"),
+        ("train --set seed=9223372036854775808", "whole numbers go up to 9223372036854775807"),
         ("train --set label_smoothing=much", "got \"much\", expected a number in `label_smoothing`"),
         ("train --set ema.enabled=1", "got `1`, expected true or false in `ema.enabled`"),
         ("train --set optimizer.betas=0.9", "got a list of length 1, expected a list of length 2 in `optimizer.betas`"),
