@@ -196,8 +196,9 @@ pub(super) fn read(path: &Path) -> Result<Vec<u8>> {
     }
 }
 
-/// Whether a folder holds a run, which can be resumed. Errors: those of looking there.
+/// Whether a folder holds a run, which can be resumed. Errors: it is none, or lies in none; those of looking there.
 pub fn holds_run(path: &Path) -> Result<bool> {
+    ensure_no_file(path)?;
     path.join(FILE_NAME).try_exists().with_context(|| format!("run folder {}", path.display()))
 }
 
@@ -210,10 +211,21 @@ fn holds_untrained(path: &Path) -> bool {
         && Checkpoint::read_progress(&path.join(FILE_NAME)).is_ok_and(untrained)
 }
 
+/// Refuses a path that is, or leads through, something else than a folder.
+fn ensure_no_file(path: &Path) -> Result<()> {
+    match path.ancestors().find(|there| there.exists() && !there.is_dir()) {
+        None => Ok(()),
+        Some(file) => {
+            bail!("run folder {}: {} is no folder; choose another with --out", path.display(), file.display())
+        }
+    }
+}
+
 /// Refuses a folder that cannot be created, or that already holds a run, perhaps one in progress, or anything else that
 /// a run would overwrite.
 pub fn ensure_free(path: &Path) -> Result<()> {
     ensure_expanded(path)?;
+    ensure_no_file(path)?;
     // The last ancestor of a relative path is empty, which stands for the working folder.
     let there = path.ancestors().find(|folder| folder.as_os_str().is_empty() || folder.exists()).unwrap_or(path);
     ensure_writable(&there.join(LOCK)).with_context(|| cannot_be_made(path))?;

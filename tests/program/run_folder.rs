@@ -133,3 +133,15 @@ fn a_checkpoint_is_written_even_if_the_metrics_cannot_be() {
     biformer(&["train", "--resume", "--out", text(&run)]).ok();
     assert!(fs::read_to_string(&in_the_way).unwrap().starts_with("{\"epoch\":1,"));
 }
+
+#[test]
+fn a_file_is_no_run_folder() {
+    let file = fresh("file-as-run-folder").join("a-file");
+    fs::write(&file, "precious").unwrap();
+    for out in [&file, &file.join("below")] {
+        let train = ["train", "--out", text(out)];
+        for resume in [&[][..], &["--resume=auto"]] {
+            biformer(&[&train[..], resume].concat()).refused(&["run folder", text(out), "a-file is no folder"]);
+        }
+    }
+}
