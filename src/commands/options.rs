@@ -1,6 +1,6 @@
 //! Options that several commands take.
 
-use super::set::{Assignments, assignment, changed, fields, run_field};
+use super::set::{Assignments, assignment, changed, fields, is_of_images, run_field};
 use crate::config::{Changes, DEFAULT_MODEL, merge};
 use crate::paths::read_text;
 use crate::printing::tell;
@@ -148,7 +148,7 @@ pub struct Trained {
 
 impl Trained {
     pub fn load(&self) -> Result<TrainedModel> {
-        let Assignments { of_run, of_model } = Assignments::new(&self.set, |key| key.starts_with("preprocessing."))?;
+        let Assignments { of_run, of_model } = Assignments::new(&self.set, is_of_images)?;
         let size = self.image_size.map(|size| Value::Integer(size.into()));
         let asked = [("architecture", fields(&of_model)?), ("image_size", size)];
         let mut asked: Table = asked.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))).collect();

@@ -1,7 +1,9 @@
 //! `--set`, which changes single fields of a model or of a run.
 
+use super::Cli;
 use crate::config::RunConfig;
 use anyhow::{Context, Result, anyhow, bail};
+use clap::{Command, CommandFactory};
 use model::{ModelConfig, field_name};
 use std::num::IntErrorKind;
 use toml::{Table, Value};
@@ -61,10 +63,29 @@ fn as_set(error: model::Error) -> anyhow::Error {
     match error {
         model::Error::Override { .. } => anyhow!("--set {error}"),
         model::Error::UnknownField { key, .. } if RunConfig::has_field(&key) => {
-            anyhow!("--set {key}: a field of training runs, not of a model; train alone takes it, as {key}=..")
+            let option = key.replace('_', "-");
+            let elsewhere = match &commands_with(&option)[..] {
+                _ if is_of_images(&key) => "train, eval and predict take it".to_owned(),
+                [] => format!("train alone takes it, as {key}=.."),
+                commands => format!("train takes it, as {key}=..; --{option} is an option of {}", commands.join(", ")),
+            };
+            anyhow!("--set {key}: a field of training runs, not of a model; {elsewhere}")
         }
         other => other.into(),
     }
+}
+
+/// The commands other than train that have an option of this name.
+fn commands_with(option: &str) -> Vec<String> {
+    let cli = Cli::command();
+    let has = |command: &&Command| command.get_arguments().any(|argument| argument.get_long() == Some(option));
+    let commands = cli.get_subcommands().filter(has).map(|command| command.get_name().to_owned());
+    commands.filter(|name| name != "train").collect()
+}
+
+/// Whether a field of a run says how images are prepared, which a trained model's commands can change, too.
+pub fn is_of_images(key: &str) -> bool {
+    key.starts_with("preprocessing.")
 }
 
 /// The fields of the model that `--set` changes, as a configuration has them, if there are any.
