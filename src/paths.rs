@@ -1,6 +1,6 @@
 //! Paths: what they lead to, and how a shell takes them.
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Error, Result, anyhow, bail};
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Component, Path, PathBuf};
@@ -42,6 +42,16 @@ pub fn rooted(source: &str) -> Result<String> {
     let rooted = if upwards { resolved(path) } else { std::path::absolute(path) };
     let rooted = rooted.with_context(|| format!("data {source}"))?;
     Ok(rooted.to_str().with_context(|| format!("data {}: no UTF-8 text", rooted.display()))?.to_owned())
+}
+
+/// The error of what is read at a path, which begins with its role: `data pictures is missing`. Most errors name the path
+/// first, and it is not said twice. `whose` is appended to it.
+pub fn error_of(role: &str, path: &str, whose: &str, error: impl Into<Error>) -> Error {
+    let said = format!("{:#}", error.into());
+    match said.strip_prefix(path).filter(|rest| rest.starts_with([' ', ':'])) {
+        Some(rest) => anyhow!("{role} {path}{whose}{rest}"),
+        None => anyhow!("{role} {path}{whose}: {said}"),
+    }
 }
 
 /// The text of a file or pipe, of at most 1 MiB, so that an endless pipe is refused.
@@ -86,6 +96,15 @@ mod tests {
         assert_eq!(Path::new(&rooted("pictures").unwrap()), here.join("pictures"));
         assert_eq!(rooted(here.to_str().unwrap()).unwrap(), here.to_str().unwrap());
         assert!(format!("{:#}", rooted("~/pictures").unwrap_err()).contains("only a shell knows what ~ is"));
+    }
+
+    #[test]
+    fn a_path_is_said_once() {
+        let of = |said: &'static str| error_of("data", "a/b", " (as it was)", Error::msg(said)).to_string();
+        assert_eq!(of("a/b is missing"), "data a/b (as it was) is missing");
+        assert_eq!(of("a/b: no text"), "data a/b (as it was): no text");
+        assert_eq!(of("a/b/c is missing"), "data a/b (as it was): a/b/c is missing");
+        assert_eq!(of("no memory"), "data a/b (as it was): no memory");
     }
 
     #[test]

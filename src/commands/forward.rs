@@ -7,6 +7,7 @@ use super::set::{assignment, changed};
 use crate::config::{DEFAULT_MODEL, Recompute, RunConfig};
 use crate::device::{Compute, DeviceName, Precision};
 use crate::memory::{ensure_room_to_infer, ensure_room_to_train, image_bytes};
+use crate::paths::error_of;
 use crate::trainer::stored::Stored;
 use crate::trainer::trained::architecture;
 use anyhow::{Context, Result, bail};
@@ -138,7 +139,7 @@ fn compute(arguments: &Arguments) -> Result<()> {
 /// The model with its weights, and its configuration.
 fn model(arguments: &Arguments, dtype: DType) -> Result<(BiFormer, ModelConfig)> {
     let weights = arguments.weights.display().to_string();
-    let stored = Stored::read(&arguments.weights).with_context(|| format!("weights {weights}"))?;
+    let stored = Stored::read(&arguments.weights).map_err(|error| error_of("weights", &weights, "", error))?;
     let known = stored.described().map(|(config, _)| config.architecture.clone());
     let file = stored.into_weights()?;
     let config = match (&arguments.model, known) {

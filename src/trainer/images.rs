@@ -2,7 +2,7 @@
 
 use super::data_facts::DataFacts;
 use crate::config::RunConfig;
-use crate::paths::resolved;
+use crate::paths::{error_of, resolved};
 use crate::printing::tell;
 use anyhow::{Context, Result, bail};
 use data::{Dataset, Loader, LoaderConfig, Mixing, Split, Transform};
@@ -42,7 +42,7 @@ impl Images {
 
     /// Opens the images of `embedded` or of a data set's folder. In errors, `whose` is appended to the source's name.
     pub(super) fn open(source: &str, whose: &str) -> Result<Self> {
-        let open = |split| data::open(source, split).with_context(|| format!("data {source}{whose}"));
+        let open = |split| data::open(source, split).map_err(|error| error_of("data", source, whose, error));
         let evaluated = Split::evaluated(source);
         let images = Self::new(open(Split::Train)?, open(evaluated)?).with_context(|| format!("data {source}"))?;
         Ok(Self { test_split: Some(evaluated), ..images })

@@ -5,7 +5,7 @@ use super::checkpoint::{Checkpoint, FILE_NAME, Progress, tensor_names};
 use super::data_facts::DataFacts;
 use super::trained::{self, Described, go_by_order, usual_names};
 use crate::config::RunConfig;
-use crate::paths::{ensure_expanded, quoted};
+use crate::paths::{ensure_expanded, error_of, quoted};
 use crate::printing::tell;
 use anyhow::{Context, Result, bail};
 use data::{class_among, look_alike};
@@ -64,7 +64,7 @@ impl Stored {
         }
         let path = Path::new(weights);
         ensure_expanded(path).context("weights")?;
-        let stored = Self::read(path).with_context(|| format!("weights {weights}"))?;
+        let stored = Self::read(path).map_err(|error| error_of("weights", weights, "", error))?;
         stored.note_better(path, "--weights");
         Ok(Some(stored))
     }

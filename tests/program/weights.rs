@@ -366,7 +366,7 @@ fn data_that_have_moved_are_asked_for() {
     }
     let said = here(&["eval", "--checkpoint", "run", "--data", "nowhere"]);
     assert!(!said.err.contains("--data says"), "{said:?}");
-    said.refused(&["data nowhere: nowhere is missing"]);
+    said.refused(&["data nowhere is missing"]);
 }
 
 #[test]

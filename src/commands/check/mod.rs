@@ -5,8 +5,9 @@ mod repeated;
 use super::Status;
 use super::options::Threads;
 use crate::data_notes::{distinct_notes, images_per_class, lost_classes};
+use crate::paths::error_of;
 use crate::printing::{bar, column, plural, print_lines, tell};
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use clap::Args;
 use data::{Dataset, Split};
 use rayon::prelude::*;
@@ -65,7 +66,10 @@ fn splits(source: &str) -> Result<Vec<(Split, Arc<dyn Dataset>)>> {
     if evaluated == Split::Val && there(Split::Test) {
         splits.push(Split::Test);
     }
-    let open = |split| Ok((split, data::open(source, split).with_context(|| format!("data {source}"))?));
+    let open = |split| {
+        let dataset = data::open(source, split).map_err(|error| error_of("data", source, "", error))?;
+        Ok((split, dataset))
+    };
     let splits: Vec<(Split, Arc<dyn Dataset>)> = splits.into_iter().map(open).collect::<Result<_>>()?;
     // Without training images, nothing else compares the classes of the splits.
     if splits.windows(2).any(|pair| pair[0].1.classes() != pair[1].1.classes()) {

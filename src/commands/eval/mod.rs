@@ -8,13 +8,13 @@ use super::output::{Kind, ensure_output};
 use crate::data_notes::warn_of;
 use crate::device::Compute;
 use crate::memory::ensure_room_to_infer;
-use crate::paths::resolved;
+use crate::paths::{error_of, resolved};
 use crate::pictures::confusion;
 use crate::printing::{bar, tell};
 use crate::trainer::data_facts::{DataFacts, OF_THE_RUN};
 use crate::trainer::score;
 use crate::trainer::trained::{BY_ORDER, TrainedModel, go_by_order, note_unsaid};
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Result, anyhow, bail};
 use clap::Args;
 use data::{Loader, LoaderConfig, Split, fingerprint};
 use model::{BiFormer, write_safely};
@@ -87,7 +87,7 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
 /// The split of a source to evaluate a model on. `known` is what is known of the model's data; `own` says whether the
 /// source is the model's own data.
 fn split_for(known: &DataFacts, source: &str, own: bool) -> Result<Split> {
-    match data::undivided(source).with_context(|| format!("data {source}"))? {
+    match data::undivided(source).map_err(|error| error_of("data", source, "", error))? {
         None => Ok(Split::evaluated(source)),
         Some(_) if known.held_out => Ok(Split::Test),
         Some(folder) if !own && folder == Path::new(source) => Ok(Split::All),
@@ -142,7 +142,7 @@ fn open(arguments: &Arguments) -> Result<Opened> {
         let way_out = if single { MEASURE_ALL } else { "" };
         // A folder that lacks this split has not been moved.
         let whose = if matches!(error, data::Error::Lacking { .. }) { "" } else { whose };
-        anyhow!("data {source}{whose}: {error}{way_out}")
+        anyhow!("{}{way_out}", error_of("data", &source, whose, error))
     })?;
     dataset.notes().iter().for_each(|note| tell!(io::stderr(), "note: {note}"));
     if arguments.data.is_some()
