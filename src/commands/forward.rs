@@ -9,11 +9,11 @@ use crate::device::{Compute, DeviceName, Precision};
 use crate::memory::{ensure_room_to_infer, ensure_room_to_train, image_bytes};
 use crate::paths::error_of;
 use crate::trainer::stored::Stored;
-use crate::trainer::trained::architecture;
+use crate::trainer::trained::{config_of, name_or_default};
 use anyhow::{Context, Result, bail};
 use autograd::{Gradients, Tape};
 use clap::{Args, ValueEnum};
-use model::{BiFormer, Features, Mode, ModelConfig, Output, TensorFile, recognised};
+use model::{BiFormer, Features, Mode, ModelConfig, Output, TensorFile};
 use std::path::{Path, PathBuf};
 use tensor::{DType, Device, Tensor};
 
@@ -144,8 +144,8 @@ fn model(arguments: &Arguments, dtype: DType) -> Result<(BiFormer, ModelConfig)>
     let file = stored.into_weights()?;
     let config = match (&arguments.model, known) {
         (None, Some(known)) => known,
-        (Some(name), _) => architecture(&file, name)?,
-        (None, None) => architecture(&file, recognised(&file)?.map_or(DEFAULT_MODEL, |preset| preset.name))?,
+        (Some(name), _) => config_of(&file, name)?.architecture,
+        (None, None) => config_of(&file, name_or_default(&file)?)?.architecture,
     };
     let mut config = changed(&config, &arguments.set)?;
     if arguments.gradients {

@@ -10,11 +10,11 @@ use crate::trainer::checkpoint::Progress;
 use crate::trainer::data_facts::DataFacts;
 use crate::trainer::metrics::EpochMetrics;
 use crate::trainer::stored::Stored;
-use crate::trainer::trained::architecture;
-use anyhow::{Result, bail};
+use crate::trainer::trained::{config_of, name_of};
+use anyhow::Result;
 use clap::Args;
 use model::cost::{Macs, Part, parts};
-use model::{BiFormer, Features, recognised};
+use model::{BiFormer, Features};
 use serde::Serialize;
 use serde_json::json;
 use std::io;
@@ -64,11 +64,9 @@ fn asked(arguments: &Arguments) -> Result<(RunConfig, Option<Begun>)> {
     let described = match stored {
         Stored::Described(described) => described,
         Stored::Alone(file) => {
-            let Some(preset) = recognised(&file)? else {
-                bail!("{}: weights alone, and of none of the models that the program knows", path.display());
-            };
-            let architecture = arguments.model.changed(architecture(&file, preset.name)?)?;
-            return Ok((RunConfig { architecture, ..RunConfig::for_model(preset.name)? }, None));
+            let mut run = config_of(&file, name_of(&file, path, "")?)?;
+            run.architecture = arguments.model.changed(run.architecture)?;
+            return Ok((run, None));
         }
     };
     let (config, data) = (described.config, described.data);

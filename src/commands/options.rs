@@ -6,11 +6,11 @@ use crate::paths::read_text;
 use crate::printing::tell;
 use crate::threads::{MAX_THREADS, pool};
 use crate::trainer::stored::Stored;
-use crate::trainer::trained::TrainedModel;
+use crate::trainer::trained::{TrainedModel, name_of};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use data::{extensions, pictures_below};
-use model::{ModelConfig, PRESETS, preset, recognised};
+use model::{ModelConfig, PRESETS, preset};
 use std::fmt;
 use std::io;
 use std::ops::RangeInclusive;
@@ -171,18 +171,20 @@ impl Trained {
                 described.config = described.config.of_trained(changes)?;
                 described.into_model()
             }
-            (Stored::Alone(file), Some(model)) => TrainedModel::of_weights(file, &shown.to_string(), model, changes),
             (Stored::Described(described), _) => {
                 bail!("--model: {shown} knows its model, {}; leave it out", described.config.model)
             }
-            (Stored::Alone(file), None) => match recognised(&file)? {
-                Some(preset) => TrainedModel::of_weights(file, &shown.to_string(), preset.name, changes),
-                None => bail!(
-                    "{shown}: weights alone, and of none of the models that the program knows; name with --model the one that \
-                     is most like theirs ({}), and with --set how they differ",
+            (Stored::Alone(file), asked) => {
+                let way_out = format!(
+                    "; name with --model the one that is most like theirs ({}), and with --set how they differ",
                     model_names()
-                ),
-            },
+                );
+                let model = match asked {
+                    Some(model) => model,
+                    None => name_of(&file, &self.checkpoint, &way_out)?,
+                };
+                TrainedModel::of_weights(file, &shown.to_string(), model, changes)
+            }
         }
     }
 }

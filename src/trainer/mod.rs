@@ -38,7 +38,7 @@ mod stopwatch;
 pub mod stored;
 pub mod trained;
 
-use crate::config::{Changes, DEFAULT_MODEL, RunConfig};
+use crate::config::{Changes, RunConfig};
 use crate::memory;
 use crate::paths::rooted;
 use crate::pictures::curves::Told;
@@ -53,7 +53,6 @@ use folder::{PICTURED, RunFolder, ensure_free};
 pub use images::Images;
 use learner::{LOWER_RATE, Learner};
 use metrics::{EpochMetrics, Timing};
-use model::recognised;
 use optim::Schedule;
 use rayon::ThreadPool;
 use score::Score;
@@ -64,7 +63,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 use stopwatch::{Lap, Stopwatch};
 use stored::Stored;
-use trained::note_unsaid;
+use trained::{name_or_default, note_unsaid};
 
 /// How a run ended.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -142,9 +141,7 @@ impl Trainer {
         let config = match &weights {
             None => RunConfig::changed(changes)?,
             Some(Stored::Described(theirs)) => theirs.config.tuning(changes)?,
-            Some(Stored::Alone(file)) => {
-                RunConfig::changed_for(recognised(file)?.map_or(DEFAULT_MODEL, |preset| preset.name), changes)?
-            }
+            Some(Stored::Alone(file)) => RunConfig::changed_for(name_or_default(file)?, changes)?,
         };
         Self::start_in_pool(config, weights, None, !changes.has("batch_size"))
     }

@@ -3,11 +3,11 @@
 use super::average;
 use super::checkpoint::tensor_names;
 use super::data_facts::DataFacts;
-use crate::config::{Changes, RunConfig};
+use crate::config::{Changes, DEFAULT_MODEL, RunConfig};
 use crate::printing::tell;
 use anyhow::{Context, Result, bail};
 use data::{Statistics, class_among, imagenet_classes};
-use model::{BiFormer, ModelConfig, TensorFile, preset};
+use model::{BiFormer, TensorFile, recognised};
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -145,8 +145,7 @@ impl TrainedModel {
     /// names if they are 1,000, and its images are normalised as for the published models. `path` names the file in
     /// errors.
     pub fn of_weights(file: TensorFile, path: &str, model: &str, changes: &Changes) -> Result<Self> {
-        let config = RunConfig { architecture: architecture(&file, model)?, ..RunConfig::for_model(model)? };
-        let config = config.of_trained(changes)?;
+        let config = config_of(&file, model)?.of_trained(changes)?;
         let mut model = BiFormer::blank(&config.architecture, DType::F32)?;
         model.load(&file, path)?;
         let data = DataFacts::unknown(usual_names(config.architecture.num_classes), Statistics::IMAGENET);
@@ -178,10 +177,26 @@ pub fn go_by_order(usual: &[String], of_data: &[String]) -> bool {
 pub const BY_ORDER: &str =
     "the weights name no classes; they are taken to be those of the data, in the order of their names";
 
-/// The model of this name, with as many classes as a state_dict's head has.
-pub fn architecture(file: &TensorFile, model: &str) -> Result<ModelConfig> {
-    let config = preset(model)?.config();
-    Ok(ModelConfig { num_classes: file.head_classes().unwrap_or(config.num_classes), ..config })
+/// The configuration of a state_dict alone, of the model of this name: it has as many classes as its head.
+pub fn config_of(file: &TensorFile, model: &str) -> Result<RunConfig> {
+    let mut config = RunConfig::for_model(model)?;
+    let architecture = &mut config.architecture;
+    architecture.num_classes = file.head_classes().unwrap_or(architecture.num_classes);
+    Ok(config)
+}
+
+/// The name of the model whose tensors a state_dict alone has. `path` and `way_out` are for the error if the program
+/// knows none.
+pub fn name_of(file: &TensorFile, path: &Path, way_out: &str) -> Result<&'static str> {
+    let Some(preset) = recognised(file)? else {
+        bail!("{}: weights alone, and of none of the models that the program knows{way_out}", path.display());
+    };
+    Ok(preset.name)
+}
+
+/// The same, or the default model's: where others can be loaded, the error tells how their tensors differ.
+pub fn name_or_default(file: &TensorFile) -> Result<&'static str> {
+    Ok(recognised(file)?.map_or(DEFAULT_MODEL, |preset| preset.name))
 }
 
 #[cfg(test)]
