@@ -8,6 +8,7 @@ use anyhow::{Context, Result, bail};
 use autograd::Parameters;
 use model::{BiFormer, RunningStatistics};
 use optim::{Ema, EmaConfig, EmaState};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use tensor::Tensor;
 
 /// The exponential moving average (EMA) of a model.
@@ -56,7 +57,7 @@ impl Average {
     }
 
     /// Runs `work` on the model with the averages in place of its own values. Afterwards the model has its own values
-    /// again, even if `work` returns an error.
+    /// again, even if `work` returns an error, or panics.
     pub fn lend<R>(&self, model: &mut BiFormer, work: impl FnOnce(&BiFormer) -> Result<R>) -> Result<R> {
         let parameters = self.parameters.average().duplicate()?;
         let mut statistics = model.statistics.clone();
@@ -70,9 +71,9 @@ impl Average {
             std::mem::replace(&mut model.parameters, parameters),
             std::mem::replace(&mut model.statistics, statistics),
         );
-        let result = work(model);
+        let result = catch_unwind(AssertUnwindSafe(|| work(model)));
         (model.parameters, model.statistics) = own;
-        result
+        result.unwrap_or_else(|panic| resume_unwind(panic))
     }
 
     /// The state for a checkpoint. Its parameters share memory with the average: they must be dropped before the next
@@ -166,6 +167,9 @@ mod tests {
             Ok([first(model.parameters.flat())?, first(&running.mean)?, first(&running.variance)?])
         };
         assert_eq!(average.lend(&mut model, numbers)?, [1.0, 1.0, 2.0]);
+        assert_eq!(numbers(&model)?, [4.0, 4.0, 5.0]);
+        let panics = || average.lend(&mut model, |_| -> Result<()> { resume_unwind(Box::new("a panic")) });
+        assert!(catch_unwind(AssertUnwindSafe(panics)).is_err());
         assert_eq!(numbers(&model)?, [4.0, 4.0, 5.0]);
         let AverageState { parameters, statistics, .. } = average.state()?;
         adopt(&mut model, &parameters, &statistics)?;
