@@ -65,7 +65,7 @@ pub enum Error {
         known: Vec<String>,
     },
     /// An image size whose maps do not divide into regions, or have no tokens, or too many.
-    #[error("a {height}x{width} image does not fit: {reason}; {advice}")]
+    #[error("an image of {height}x{width} does not fit: {reason}; {advice}")]
     ImageSize {
         /// The image's height.
         height: usize,

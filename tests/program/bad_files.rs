@@ -89,7 +89,7 @@ fn weights_of_another_model() {
     say(&[("input", Tensor::full([1, 3, 32, 32], 0u32))]);
     forward().refused(&["holds integers"]);
     say(&[("input", Tensor::full([1, 3, 33, 32], 0f32))]);
-    forward().refused(&["a 33x32 image does not fit", "a side of 32 or 48"]);
+    forward().refused(&["an image of 33x32 does not fit", "a side of 32 or 48"]);
     for number in [f32::NAN, f32::INFINITY] {
         say(&[("input", Tensor::full([1, 3, 32, 32], number))]);
         forward().refused(&["input.safetensors: input holds numbers that are not finite"]);

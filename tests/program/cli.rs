@@ -240,7 +240,7 @@ fn gradcheck_takes_whole_models() {
     );
     let of_none = biformer(&["gradcheck", "--set", "depth=1"]);
     assert!(of_none.status == Some(2) && of_none.err.contains("--model <NAME>"), "{of_none:?}");
-    biformer(&["gradcheck", "--model", "nano", "--image-size", "33"]).refused(&["33x33 image does not fit"]);
+    biformer(&["gradcheck", "--model", "nano", "--image-size", "33"]).refused(&["image of 33x33 does not fit"]);
 }
 
 #[test]

@@ -386,7 +386,7 @@ fn a_model_is_measured_on_other_sizes_and_with_other_routes() {
     assert_ne!(eval(&["--set", "n_win=4"]).ok().out, as_it_was);
     let before = contents(run);
     eval(&["--set", "mlp_ratio=2"]).refused(&["mlp.0.weight"]);
-    eval(&["--image-size", "34"]).refused(&["34x34 image does not fit"]);
+    eval(&["--image-size", "34"]).refused(&["image of 34x34 does not fit"]);
     assert!(before == contents(run));
     fs::remove_dir_all(alone.join("val")).unwrap();
     eval(&[]).refused(&["is no data set"]);
