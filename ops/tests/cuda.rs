@@ -65,9 +65,9 @@ fn operands_of_another_type_are_refused() {
     }
 }
 
-/// These operations once more, in a process in which the kernels are watched: memory errors and undefined
-/// behaviour end it. With so many multiprocessors: a single one, which few images keep busy, or as many as a large GPU
-/// has, where attention then takes other forms.
+/// These operations once more, in a process in which the kernels are watched: memory errors and undefined behaviour end
+/// it. With so many multiprocessors: a single one, which few images keep busy, or as many as a large GPU has, where
+/// attention then takes other forms.
 #[cfg(target_os = "linux")]
 fn under_sanitizers(multiprocessors: &str, only: &str) {
     let Some(mut watched) = standin::sanitized(&["--exact", "every_operation_is_that_of_the_cpu"]) else { return };
@@ -77,19 +77,23 @@ fn under_sanitizers(multiprocessors: &str, only: &str) {
     assert!(ran.status.success(), "{out}{err}");
 }
 
+/// Those that run attention's kernels, which take the longest to compile: in one test, so that they are compiled once.
+#[cfg(target_os = "linux")]
+const ATTENTION: [&str; 2] = ["attention", "bra"];
+
 #[cfg(target_os = "linux")]
 #[test]
 fn sanitizers_find_nothing() {
-    let others: Vec<&str> = OPS.iter().map(|op| op.name).filter(|&name| name != "bra").collect();
+    let others: Vec<&str> = OPS.iter().map(|op| op.name).filter(|name| !ATTENTION.contains(name)).collect();
     under_sanitizers("1", &others.join(","));
 }
 
-/// By itself, because its kernels take as long as all others together.
 #[cfg(target_os = "linux")]
 #[test]
 fn sanitizers_find_nothing_in_attention() {
-    under_sanitizers("1", "bra");
-    under_sanitizers("132", "bra");
+    for multiprocessors in ["1", "132"] {
+        under_sanitizers(multiprocessors, &ATTENTION.join(","));
+    }
 }
 
 /// Products, in all types and forms, as cuBLASLt is asked for them; and where it does nothing besides.
