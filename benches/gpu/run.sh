@@ -11,7 +11,7 @@
 #
 #     DEADLINE=360 benches/gpu/run.sh look quick profile bench kernels tensor operations forms
 #     DEADLINE=360 OUT=results/2 benches/gpu/run.sh ahead steps compiled peers
-#     OUT=results/3 benches/gpu/run.sh look precisions sanitize
+#     OUT=results/3 benches/gpu/run.sh look precisions threads sanitize
 #
 # The last stage, cifar10, trains for four minutes on what DATA names, the folder with CIFAR-10's binary version:
 #
@@ -22,7 +22,7 @@
 # kernels.txt the tables of these two stages; plans.txt how long the algorithms take for each product of a step;
 # cifar10.tar.xz the run. The status is 0 if nothing failed, nor was SKIPPED or CUT for lack of it.
 set -uo pipefail
-stages=(look quick profile bench kernels ahead tensor operations forms steps compiled peers precisions sanitize cifar10)
+stages=(look quick profile bench kernels ahead tensor operations forms steps compiled peers precisions threads sanitize cifar10)
 for stage in "$@"; do
     [[ " ${stages[*]} " == *" $stage "* ]] || { echo "no stage is called $stage: there are ${stages[*]}" >&2; exit 2; }
 done
@@ -355,6 +355,22 @@ precisions() {
                 --batch-size 128 --mode $mode --steps 10
         done
     done
+}
+
+# What training on the CPU gains from more threads, whose number must not change the bits.
+threads() {
+    local count cores nano=() tiny=()
+    cores=$(nproc)
+    for count in 1 2 4 8 16 32; do
+        [[ $count -le $cores ]] || break
+        measure 60 "cpu-nano-$count" target/gpu/biformer bench --model nano --threads $count --steps 8
+        nano+=("cpu-nano-$count")
+        [[ $count -ge 4 ]] || continue
+        measure 60 "cpu-tiny-$count" target/gpu/biformer bench --model tiny --batch-size 32 --threads $count --steps 3
+        tiny+=("cpu-tiny-$count")
+    done
+    agree 0 "${nano[@]}"
+    [[ ${#tiny[@]} -eq 0 ]] || agree 0 "${tiny[@]}"
 }
 
 sanitize() {
