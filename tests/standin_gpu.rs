@@ -105,7 +105,9 @@ fn what_is_recommended_for_a_product_is_printed_if_asked_for() {
     let plans: Vec<&str> = said.lines().filter_map(|line| line.strip_prefix("plan ")).collect();
     assert!(plans.len() > 10 && plans.iter().all(|plan| plan.contains(" by ") && plan.contains(" waves (")), "{said}");
     assert!(plans.iter().all(|plan| plan.contains(" µs)") && !plan.contains("refused")), "{said}");
-    assert!(plans.iter().any(|plan| plan.contains(", a row added: ")), "{said}");
+    for added in [" f32: ", ", a row added: ", ", a matrix added: "] {
+        assert!(plans.iter().any(|plan| plan.contains(added)), "{added}: {said}");
+    }
 }
 
 /// A variable that makes a GPU do the same in another way: a step gives the same loss, to the bit, but where biases are

@@ -320,7 +320,6 @@ EXPORTED Result cublasLtMatmul(Handle* handle, const Product* product, const voi
         if (!handle->loaded.count(plan->described) && !device().memory.reserve(CODE)) return OUT_OF_MEMORY;
         handle->loaded.insert(plan->described);
         if (plan->described != described(*product, *a_layout, *b_layout, *c_layout, *d_layout)) return INVALID_VALUE;
-        Operands operands = {*a_layout, *b_layout, *c_layout, *d_layout, {a, b, c, d}, plan->split != 0, among("STANDIN_INEXACT")};
         Memory& memory = device().memory;
         if (bytes < plan->workspace || !memory.holds(workspace, bytes)) return INVALID_VALUE;
         auto number = [&](const void* scalar) {
@@ -328,6 +327,9 @@ EXPORTED Result cublasLtMatmul(Handle* handle, const Product* product, const voi
             return product->scale == F64 ? loaded<double>(address) : loaded<float>(address);
         };
         double by = number(alpha), plus = number(beta);
+        // Real kernels differ if something is added.
+        bool inexact = among("STANDIN_INEXACT") || (plus != 0 && among("STANDIN_INEXACT_SUMS"));
+        Operands operands = {*a_layout, *b_layout, *c_layout, *d_layout, {a, b, c, d}, plan->split != 0, inexact};
         int which = 0;
         for (const Layout* one : {a_layout, b_layout, c_layout, d_layout}) {
             uint64_t address = operands.at[which];

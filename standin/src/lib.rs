@@ -25,7 +25,7 @@
 //! | `STANDIN_DRIVER`, `STANDIN_NVRTC`, `STANDIN_CUBLAS` | versions, as each library numbers them |
 //! | `STANDIN_EPILOGUES` | 0: cuBLASLt refuses all epilogues; 2: only when a product with one is to be computed; 3: it reports that they would be slow |
 //! | `STANDIN_REFUSED` | how many of the three algorithms that it recommends for a product cuBLASLt refuses when they are used |
-//! | `STANDIN_SLOW`, `STANDIN_INEXACT` | which of these take a tenth of a second, and which give other bits: the sum of 1 for the first, 2 for the second, 4 for the third |
+//! | `STANDIN_SLOW`, `STANDIN_INEXACT`, `STANDIN_INEXACT_SUMS` | which of these take a tenth of a second, which give other bits, and which only if something is added: the sum of 1 for the first, 2 for the second, 4 for the third |
 //! | `STANDIN_REDUCTIONS` | 0: cuBLASLt knows no algorithm with split-K |
 //! | `STANDIN_FAULT` | the number of the kernel launch, counted from 1, that causes a fault |
 //! | `STANDIN_LAUNCHED` | a file to which the names of all kernels whose PTX has run are appended |

@@ -115,6 +115,13 @@ fn memory_is_handed_out_again() {
     assert!(error.to_string().contains("f32 (1152921504606846976)"), "{error}");
 }
 
+/// Mostly, nobody is there to be told.
+#[test]
+fn a_profiler_is_told_to_begin() {
+    let Some(gpu) = Gpu::for_tests(1) else { return };
+    gpu.start_profiler().unwrap();
+}
+
 #[test]
 fn a_view_goes_into_a_part_of_a_tensor() {
     let Some(gpu) = Gpu::for_tests(1) else { return };

@@ -173,16 +173,28 @@ fn a_long_product_is_exact() {
 }
 
 /// That is the third one if the first is slow, and the second gives other bits; and the first if both others do, or if it is
-/// the only fast one.
+/// the only fast one. A product that is added to something has kernels, and so a choice, of its own.
 #[test]
 fn the_fastest_algorithm_that_changes_no_bit_is_used() {
     if std::env::var_os("BIFORMER_TEST_GPU").is_none() {
         let Some(standin) = Standin::compiled() else { return };
         let this = ["the_fastest_algorithm_that_changes_no_bit_is_used"];
-        for (slow, inexact, used) in [("1", "2", "3"), ("1", "6", "1"), ("6", "0", "1")] {
-            let settings = [("STANDIN_SLOW", slow), ("STANDIN_INEXACT", inexact), ("BIFORMER_PLANS", "1")];
+        for (slow, inexact, inexact_sums, used) in
+            [("1", "2", "0", [3, 3]), ("1", "6", "0", [1, 1]), ("6", "0", "0", [1, 1]), ("1", "2", "4", [3, 1])]
+        {
+            let settings = [
+                ("STANDIN_SLOW", slow),
+                ("STANDIN_INEXACT", inexact),
+                ("STANDIN_INEXACT_SUMS", inexact_sums),
+                ("BIFORMER_PLANS", "1"),
+            ];
             let said = standin.repeat(&this, &settings);
-            assert!(said.contains(&format!("; number {used} is used")), "{settings:?}: {said}");
+            let plans: Vec<&str> = said.lines().filter(|line| line.starts_with("plan 256x300 by ")).collect();
+            for ((plan, what), used) in plans.iter().zip([" f32: ", " f32, a matrix added: "]).zip(used) {
+                let right = plan.contains(what) && plan.ends_with(&format!("; number {used} is used"));
+                assert!(right, "{settings:?}: {said}");
+            }
+            assert_eq!(plans.len(), 2, "{said}");
         }
         return;
     }
@@ -195,18 +207,19 @@ fn the_fastest_algorithm_that_changes_no_bit_is_used() {
     let (a, b) = (small(7), small(3));
     let (a_there, b_there) = (there(&a), there(&b));
     let mut c = Tensor::zeros_on(&device, [width, width], DType::F32).unwrap();
-    let mut multiply = || {
+    let mut multiply = |accumulate| {
         Gemm::new("test", Matrix::transposed(&a_there), Matrix::plain(&b_there), [width, width, k])
-            .into(c.as_out("test", false).unwrap())
+            .into(c.as_out("test", accumulate).unwrap())
             .unwrap();
         c.to_vec::<f32>().unwrap()
     };
-    let first = multiply();
+    let first = multiply(false);
     for (place, got) in first.iter().enumerate() {
         let sum: f32 = (0..k).map(|l| a[l * width + place / width] * b[l * width + place % width]).sum();
         assert_eq!(*got, sum);
     }
-    assert!(multiply() == first, "other bits");
+    assert!(multiply(false) == first, "other bits");
+    assert!(multiply(true).iter().zip(&first).all(|(twice, once)| *twice == 2.0 * once));
 }
 
 /// Also where cuBLASLt does nothing besides, refuses at last what it had promised, or would be slow; where it refuses all

@@ -161,7 +161,7 @@ fn time(arguments: &Arguments, size: ImageSize, profile: Option<&Arc<Profile>>) 
             learner.profile = profile.cloned();
             let device = learner.device().clone();
             let mut outcome = f64::NAN;
-            let times = steps(arguments.steps, profile, |step| {
+            let times = steps(arguments.steps, profile, &device, |step| {
                 // The same batch is the next one as well, so that, as in a run, a batch is uploaded to a GPU during
                 // each step.
                 outcome = learner.train(&batch, step as u64, 1e-3, || Some(&batch))?.mean_loss();
@@ -176,7 +176,7 @@ fn time(arguments: &Arguments, size: ImageSize, profile: Option<&Arc<Profile>>) 
             let mut inference = Inference::new(&model, usize::MAX).profiled(profile.cloned());
             inference.stage(&batch)?;
             let mut given = vec![];
-            let times = steps(arguments.steps, profile, |_| {
+            let times = steps(arguments.steps, profile, &device, |_| {
                 given.clear(); // first, so that its memory can be had again
                 given.extend_from_slice(inference.pass(|| None)?);
                 Ok(device.synchronize()?)
@@ -197,10 +197,20 @@ fn root_mean_square(tensors: &[Tensor]) -> Result<f64> {
     Ok((squares / count as f64).sqrt())
 }
 
-fn steps(count: usize, profile: Option<&Arc<Profile>>, mut work: impl FnMut(usize) -> Result<()>) -> Result<Vec<f64>> {
+/// The seconds that each step takes, the first few left out. Those that count are what a profile is of, and what a
+/// profiler of the GPU records if it waits for them.
+fn steps(
+    count: usize,
+    profile: Option<&Arc<Profile>>,
+    device: &Device,
+    mut work: impl FnMut(usize) -> Result<()>,
+) -> Result<Vec<f64>> {
     let mut times = vec![];
     for step in 0..WARM_UP + count {
         if let Some(profile) = profile.filter(|_| step == WARM_UP) {
+            if let Device::Cuda(gpu) = device {
+                gpu.start_profiler()?;
+            }
             profile.restart();
         }
         let started = Instant::now();

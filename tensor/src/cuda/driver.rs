@@ -231,4 +231,9 @@ pub trait Driver: Send + Sync {
 
     /// Waits until everything asked of a stream has been done, and reports what went wrong on the way.
     fn finish(&self, stream: Stream) -> Result<()>;
+
+    /// Lets a profiler that waits for this begin to record.
+    fn start_profiler(&self) -> Result<()> {
+        Ok(())
+    }
 }

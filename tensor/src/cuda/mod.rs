@@ -150,6 +150,13 @@ impl Gpu {
         [Stream::Copies, Stream::Aside, Stream::Work].into_iter().try_for_each(|stream| self.driver.finish(stream))
     }
 
+    /// Lets a profiler that waits for this (`ncu --profile-from-start off`) begin to record; without one, nothing
+    /// happens. Errors: those of earlier work.
+    pub fn start_profiler(&self) -> Result<()> {
+        self.synchronize()?;
+        self.driver.start_profiler()
+    }
+
     /// Copies bytes from the machine's memory. [`Error::Gpu`] while work is recorded: a replay would read the source
     /// again, which may hold something else by then; and [aside](Gpu::aside), where copies would not be in order.
     ///

@@ -19,7 +19,7 @@ pub struct Compiled {
 }
 
 /// What NVRTC compiles to.
-#[derive(Clone, Copy, Debug, Hash, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 enum Target {
     /// The machine code of a generation that it knows, 90 for 9.0.
     Machine(u32),
@@ -176,7 +176,7 @@ pub fn version() -> Result<(i32, i32)> {
 /// What the machine code depends on.
 fn key(module: &Module, capability: (u32, u32)) -> Result<u64> {
     let mut hasher = DefaultHasher::new();
-    (version()?, Target::of(capability)?, module.source, module.instances()).hash(&mut hasher);
+    (version()?, Target::of(capability)?.options(), module.source, module.instances()).hash(&mut hasher);
     module.all_headers().for_each(|header| header.hash(&mut hasher));
     Ok(hasher.finish())
 }

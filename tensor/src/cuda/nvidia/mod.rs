@@ -12,6 +12,7 @@ use super::driver::{Arg, Driver, Extent, Function, Mark, Product, Properties, Re
 use super::module::Module;
 use crate::{Error, Result, lock};
 use blas::Blas;
+use cudarc::driver::profiler_start;
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{
     self, CUcontext, CUevent, CUevent_flags, CUevent_wait_flags, CUfunction, CUgraphExec, CUgraphInstantiate_flags,
@@ -394,5 +395,10 @@ impl Driver for Nvidia {
             // SAFETY: the stream is this value's.
             stream => unsafe { result::stream::synchronize(self.handle(stream)) }.doing(WAITING),
         }
+    }
+
+    fn start_profiler(&self) -> Result<()> {
+        self.enter()?;
+        profiler_start().doing("starting the profiler")
     }
 }

@@ -82,6 +82,11 @@ fn doing<T>(what: &str, result: std::result::Result<T, CublasError>) -> Result<T
     })
 }
 
+/// Whether cuBLASLt refuses what it is asked for, whatever state the GPU is in.
+fn is_refusal(error: &CublasError) -> bool {
+    [Status::CUBLAS_STATUS_INVALID_VALUE, Status::CUBLAS_STATUS_NOT_SUPPORTED].contains(&error.0)
+}
+
 impl Blas {
     /// Opens cuBLASLt for two streams of the current context.
     pub fn new([work, aside]: [CUstream; 2]) -> Result<Self> {
@@ -181,7 +186,7 @@ impl Blas {
             // SAFETY: the caller's promise; the plan is that of the product, and all else this value's.
             let Err(error) = (unsafe { plan.multiply(0, product, handle, queue) }) else { return Ok(()) };
             let what = format!("a product of {m}x{k} and {k}x{n}");
-            if ![Status::CUBLAS_STATUS_INVALID_VALUE, Status::CUBLAS_STATUS_NOT_SUPPORTED].contains(&error.0) {
+            if !is_refusal(&error) {
                 // Perhaps an earlier kernel failed, and cuBLASLt is the first to notice; or there was no memory for
                 // cuBLASLt's own kernels, for which it has no distinct error.
                 ensure_no_fault(stream)?;

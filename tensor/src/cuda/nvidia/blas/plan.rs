@@ -29,6 +29,8 @@ pub struct PlanKey {
     transposed: [bool; 2],
     types: [DType; 2],
     tf32: bool,
+    /// Whether a matrix is added. cuBLASLt recommends the same algorithms then, but runs other kernels.
+    plus: bool,
     /// Whether a row is added.
     pub row: bool,
     /// The trailing zero bits of the addresses of A, B, C, what is added to C, and the row.
@@ -38,7 +40,8 @@ pub struct PlanKey {
 impl PlanKey {
     pub fn of(product: &Product) -> Self {
         let Product { extents, batch, a, b, c, inputs, output, tf32, plus, row } = *product;
-        let plus = if plus == 0 { c.address } else { plus };
+        // With nothing to add, an address is required all the same.
+        let added = if plus == 0 { c.address } else { plus };
         // The address of every matrix of the batch has at least as many trailing zero bits as this value.
         let of_all = |address: u64, stride: usize, dtype: DType| match batch {
             1 => address,
@@ -51,12 +54,13 @@ impl PlanKey {
             transposed: [a.transposed, b.transposed],
             types: [inputs, output],
             tf32,
+            plus: plus != 0,
             row: row != 0,
             alignment: [
                 of_all(a.address, a.stride, inputs),
                 of_all(b.address, b.stride, inputs),
                 of_all(c.address, c.stride, output),
-                of_all(plus, c.stride, output),
+                of_all(added, c.stride, output),
                 row,
             ]
             .map(|address| address.trailing_zeros().min(MAX_ALIGNED)),
@@ -65,7 +69,7 @@ impl PlanKey {
 
     /// A product like this whose operands lie one after the other from `address` on, and where they end.
     pub fn product(&self, address: u64) -> (Product, u64) {
-        let PlanKey { extents: [m, n, k], batch, strides, transposed, types: [inputs, output], tf32, row, .. } = *self;
+        let PlanKey { extents: [m, n, k], batch, strides, transposed, types: [inputs, output], .. } = *self;
         let mut end = address;
         let mut place = |count: usize, dtype: DType| {
             let start = end.next_multiple_of(1 << MAX_ALIGNED);
@@ -80,8 +84,9 @@ impl PlanKey {
         let a = operand(m * k, 0, transposed[0], inputs);
         let b = operand(k * n, 1, transposed[1], inputs);
         let c = operand(m * n, 2, false, output);
-        let row = if row { place(n, output) } else { 0 };
-        (Product { extents: self.extents, batch, a, b, c, inputs, output, plus: 0, row, tf32 }, end)
+        let plus = if self.plus { operand(m * n, 2, false, output).address } else { 0 };
+        let row = if self.row { place(n, output) } else { 0 };
+        (Product { extents: self.extents, batch, a, b, c, inputs, output, plus, row, tf32: self.tf32 }, end)
     }
 
     pub fn multiply_adds(&self) -> usize {
@@ -102,7 +107,7 @@ impl PlanKey {
     }
 }
 
-/// `401408x64 by 64x192, bf16 to bf16, a row added`
+/// `401408x64 by 64x192, bf16 to bf16, a matrix added, a row added`
 impl fmt::Display for PlanKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [m, n, k] = self.extents;
@@ -110,6 +115,7 @@ impl fmt::Display for PlanKey {
         if self.batch > 1 {
             write!(f, ", {} of them", self.batch)?;
         }
+        f.write_str(if self.plus { ", a matrix added" } else { "" })?;
         f.write_str(if self.row { ", a row added" } else { "" })
     }
 }

@@ -5,7 +5,7 @@
 //! order, and differ in how they divide the result among blocks. So bits depend on no clock.
 
 use super::plan::{Plan, PlanKey};
-use super::{Queue, doing, driver_failure};
+use super::{Queue, doing, driver_failure, is_refusal};
 use crate::Result;
 use cudarc::cublaslt::sys::cublasLtHandle_t;
 use cudarc::driver::{
@@ -102,14 +102,16 @@ pub unsafe fn of(key: &PlanKey, plan: &Plan, handle: cublasLtHandle_t, queues: &
     // Nothing else runs while times are taken.
     // SAFETY: as above.
     queues.iter().try_for_each(|queue| unsafe { result::stream::synchronize(queue.stream) }).map_err(failed)?;
-    let bytes = key.product(0).1 as usize;
+    let (bytes, size) = (key.product(0).1 as usize, key.bytes_of_result());
+    let slice = size.min(SLICE);
+    // Declared before the memory, which waits for all copies when it goes.
+    let (pattern, mut result) = (random_numbers(), vec![0; slice * SLICES]);
     // SAFETY: the memory is used as what it is.
     let memory = Memory(unsafe { result::malloc_sync(bytes) }.map_err(failed)?, stream);
     let finish = || {
         // SAFETY: as above.
         unsafe { result::stream::synchronize(stream) }.map_err(failed)
     };
-    let pattern = random_numbers();
     let mut filled = bytes.min(PATTERN);
     // SAFETY: these are bytes of the memory, and the pattern lives until they have been written.
     unsafe {
@@ -122,23 +124,23 @@ pub unsafe fn of(key: &PlanKey, plan: &Plan, handle: cublasLtHandle_t, queues: &
     }
     finish()?;
     let (product, _) = key.product(memory.0);
-    let (start, size) = (product.c.address, key.bytes_of_result());
-    let run = |choice| {
-        // SAFETY: the operands lie in this value's memory, the rest is the caller's promise.
-        doing(WHAT, unsafe { plan.multiply(choice, &product, handle, queue) })
-    };
+    let start = product.c.address;
+    // SAFETY: the operands lie in this value's memory, the rest is the caller's promise.
+    let run = |choice| unsafe { plan.multiply(choice, &product, handle, queue) };
     let mut first: Option<Vec<u8>> = None;
     let mut tried = Vec::with_capacity(plan.algorithms.len());
     for (number, choice) in plan.algorithms.iter().enumerate() {
         // What an algorithm leaves out must not look right.
         // SAFETY: the result lies in the memory.
         unsafe { result::memset_d8_async(start, 0xff, size, stream) }.map_err(failed)?;
-        if run(number).is_err() {
+        if let Err(error) = run(number) {
+            // If the first one only lacked memory, say, the next one's bits must not become the right ones.
+            if first.is_none() && !is_refusal(&error) {
+                return doing(WHAT, Err(error));
+            }
             tried.push(Tried::Refused);
             continue;
         }
-        let slice = size.min(SLICE);
-        let mut result = vec![0; slice * SLICES];
         for (i, to) in result.chunks_mut(slice).enumerate() {
             // From the first bytes to the last.
             let from = start + ((size - slice) * i / (SLICES - 1)) as u64;
@@ -149,7 +151,7 @@ pub unsafe fn of(key: &PlanKey, plan: &Plan, handle: cublasLtHandle_t, queues: &
         let same_bits = *first.get_or_insert_with(|| result.clone()) == result;
         let seconds = |times| {
             let began = Instant::now();
-            (0..times).try_for_each(|_| run(number))?;
+            (0..times).try_for_each(|_| doing(WHAT, run(number)))?;
             finish().map(|()| began.elapsed().as_secs_f64() / f64::from(times))
         };
         let times = (LONG.as_secs_f64() / seconds(1)?).clamp(1.0, f64::from(TIMES));
