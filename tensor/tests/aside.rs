@@ -2,7 +2,7 @@
 
 use standin::Standin;
 use std::sync::Arc;
-use tensor::cuda::{Gpu, elements};
+use tensor::cuda::{Gpu, Module, elements};
 use tensor::{DType, Device, Error, Result, Tensor};
 
 const COUNT: usize = 1000;
@@ -209,6 +209,23 @@ fn a_recording_holds_it_as_well() {
         assert_all(&total, 112.0 * round as f32, "a total");
         assert_all(&unused, 6.0, "what was joined last");
     }
+}
+
+static EXAMPLE: Module =
+    Module { name: "example", source: "__global__ void nothing() {}", headers: &[], kernels: &["nothing"] };
+
+/// Kernels of one module that run side by side do not share its counters: each stream has its own kernels.
+#[test]
+fn a_launch_runs_where_it_was_prepared() {
+    let Some((gpu, _)) = device() else { return };
+    let prepared = || EXAMPLE.launch(&gpu, "nothing", DType::F32);
+    // SAFETY: the kernel takes nothing, and does nothing.
+    gpu.aside(&[], || unsafe { prepared()?.run() }).unwrap();
+    let before = prepared().unwrap();
+    // SAFETY: as above.
+    let error = gpu.aside(&[], || unsafe { before.run() }).unwrap_err();
+    assert!(error.to_string().contains("work aside launches what is prepared there"), "{error}");
+    gpu.join().unwrap();
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Kernels as source: what an operation's `kernel.cu` holds, and how it is called.
 
 use super::Gpu;
-use super::driver::{Arg, Extent, Function};
+use super::driver::{Arg, Extent, Function, Stream};
 use super::layout::Layout;
 use super::memory::Out;
 use crate::rng::Philox;
@@ -98,7 +98,8 @@ impl Module {
         let function = gpu.functions(self)?.get(&kernel).copied();
         let function = function.unwrap_or_else(|| panic!("the module {} has no kernel {kernel}", self.name));
         let extent = Extent { grid: [1, 1, 1], threads: 256, shared: 0 };
-        Ok(Launch { gpu, op: self.name, kernel, function, extent, elements: None, arguments: SmallVec::new() })
+        let (stream, arguments) = (gpu.stream(), SmallVec::new());
+        Ok(Launch { gpu, op: self.name, kernel, function, stream, extent, elements: None, arguments })
     }
 
     /// As [`Module::launch`], on the GPU that a tensor is on, with the type of its elements for T. [`Error::Device`]
@@ -115,6 +116,8 @@ pub struct Launch<'a> {
     op: &'static str,
     kernel: String,
     function: Function,
+    /// The one for which the kernel was loaded, and whose counters it uses.
+    stream: Stream,
     extent: Extent,
     /// The number of threads, if the number of blocks is to be derived from it.
     elements: Option<usize>,
@@ -266,7 +269,8 @@ impl Launch<'_> {
     }
 
     /// Runs the kernel, unless there are no blocks. Errors: [`Error::Argument`] for more blocks, threads or shared
-    /// memory than the GPU allows; [`Error::Gpu`].
+    /// memory than the GPU allows, and if it was prepared outside the work [aside](Gpu::aside) in which it is to run, or
+    /// inside; [`Error::Gpu`].
     ///
     /// # Safety
     /// The arguments are those that the kernel declares, and with them it reads and writes only within the tensors
@@ -275,6 +279,9 @@ impl Launch<'_> {
         if let Some(elements) = self.elements {
             let blocks = elements.div_ceil(self.extent.threads as usize);
             self = self.blocks(blocks);
+        }
+        if self.stream != self.gpu.stream() {
+            return Err(Error::argument(self.op, "work aside launches what is prepared there, and nothing else"));
         }
         let Extent { grid, threads, .. } = self.extent;
         if grid.contains(&0) {
@@ -293,8 +300,7 @@ impl Launch<'_> {
             return Err(Error::argument(self.op, message));
         }
         // SAFETY: the caller's promise.
-        let launch =
-            || unsafe { self.gpu.driver.launch(self.gpu.stream(), self.function, self.extent, &self.arguments) };
+        let launch = || unsafe { self.gpu.driver.launch(self.stream, self.function, self.extent, &self.arguments) };
         self.gpu.with_room(launch).map_err(|error| error.within(&self.kernel))
     }
 }

@@ -29,6 +29,7 @@ fn geometries(dim: usize) -> Vec<Geometry> {
         geometry([8, 6], [4, 6], 7, 1),
         geometry([8, 8], [4, 2], 2, 2),
         geometry([14, 14], [7, 7], 16, 1),
+        geometry([14, 14], [7, 7], 20, 1),
         geometry([16, 16], [8, 8], 16, 1),
     ]
 }
