@@ -50,6 +50,6 @@ if [[ -z ${LATER-} ]]; then
     }
 fi
 
-# The program and the test of steps carry the same pictures, 14 MB that do not shrink: xz looks back far enough to find them.
+# The program and the test of steps carry the same pictures, 13 MB that do not shrink: xz looks back far enough to find them.
 tar -C target -c gpu | xz -9 -T1 >target/gpu.tar.xz
 du -sh "$out"/* target/gpu.tar.xz

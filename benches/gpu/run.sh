@@ -4,8 +4,8 @@
 #
 #     [OUT=folder] [DEADLINE=560] benches/gpu/run.sh [STAGE...]   # all stages in the order below, unless some are named
 #
-# The stages are in order of importance. On an H200 with 16 cores, look to profile took a minute and a half, bench (before
-# it used BIFORMER_ONE_STREAM) and kernels 45 seconds each, tensor to forms together 45, steps 15, each run of peers 20;
+# The stages are in order of importance. On an H200 with 16 cores, look to profile took a minute and a half, bench
+# (before it measured one stream, too) and kernels 45 seconds each, tensor to forms together 45, steps 15, each run of peers 20;
 # torch.compile took three minutes for a training step. On a host that is lent for a quarter of an hour, transfers
 # included, use these two calls; the third is for another. A call clears its OUT, so that each has one of its own:
 #
@@ -20,7 +20,7 @@
 # After DEADLINE seconds nothing is started, and what runs is killed: such hosts are paid by the minute. OUT gets up to
 # six files: summary.txt has a line for each part, and its figures; all.log what each part said; profiles.txt and
 # kernels.txt the tables of these two stages; plans.txt how long the algorithms take for each product of a step;
-# cifar10.tar.xz the run. The status is 0 if nothing failed, nor was SKIPPED or CUT for lack of it.
+# cifar10.tar.xz the run. The status is 0 if nothing failed, nor was SKIPPED or CUT for lack of time.
 set -uo pipefail
 stages=(look quick profile bench kernels ahead tensor operations forms steps compiled peers precisions threads sanitize cifar10)
 for stage in "$@"; do

@@ -2,8 +2,8 @@
 //
 // The same kernel source is compiled twice: by NVRTC for a GPU, and by the system's C++ compiler for the emulated
 // device (`emulated/device.h`), where every CUDA thread is a fiber. All that differs between the two is here, except
-// for tensor cores and asynchronous copies (`instructions.cuh`) and one load (`sums.cuh`); the kernels themselves are
-// plain CUDA C++. No header of the CUDA toolkit is needed.
+// for tensor cores and asynchronous copies (`instructions.cuh`) and a fence and a load (`sums.cuh`); the kernels
+// themselves are plain CUDA C++. No header of the CUDA toolkit is needed.
 //
 // A template parameter T is float, double or bf16, the type of the activations. Sums, statistics, and the parameters that
 // are not matrices are `wide<T>`: double for double, float for the other two.
