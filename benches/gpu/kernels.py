@@ -7,8 +7,7 @@ from collections import defaultdict
 
 
 def last_step(names):
-    """The range of the last step. Launches before and after the steps occur once: a step is the longest
-    sequence that occurs twice in a row."""
+    """The range of the last step. A step is the longest sequence that occurs twice in a row."""
     found = range(len(names))
     for length in range(1, len(names) // 2 + 1):
         alike = 0
@@ -26,6 +25,8 @@ def short(name):
 
 rows = list(csv.DictReader(line for line in sys.stdin if line.startswith('"')))
 names = [short(row["Kernel Name"]) for row in rows]
+if not names:
+    sys.exit("the profiler saw no kernel")
 kernels = defaultdict(list)
 for i in last_step(names):
     kernels[names[i]].append(float(rows[i]["Metric Value"].replace(",", "")) / 1e6)

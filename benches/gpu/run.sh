@@ -5,9 +5,10 @@
 #     [OUT=folder] [DEADLINE=560] benches/gpu/run.sh [STAGE...]   # all stages in the order below, unless some are named
 #
 # The stages are in order of importance. On an H200 with 16 cores, look to profile took a minute and a half, bench
-# (before it measured one stream, too) and kernels 45 seconds each, tensor to forms together 45, steps 15, each run of peers 20;
-# torch.compile took three minutes for a training step. On a host that is lent for a quarter of an hour, transfers
-# included, use these two calls; the third is for another. A call clears its OUT, so that each has one of its own:
+# (before it measured one stream, too) and kernels 45 seconds each, tensor to forms together 45, steps 15, each run of
+# peers 20; torch.compile took three minutes for a training step. On a host that is lent for a quarter of an hour,
+# transfers included, use these two calls; the third is for another. A call clears its OUT, so that each has one of its
+# own:
 #
 #     DEADLINE=360 benches/gpu/run.sh look quick profile bench kernels tensor operations forms
 #     DEADLINE=360 OUT=results/2 benches/gpu/run.sh ahead steps compiled peers
@@ -284,7 +285,7 @@ kernels() {
             "${small[@]}" --mode $mode --steps 2 --profile || continue
         echo "small, batch 128, $mode" >>"$out/kernels.txt"
         # To a file first: head would close a pipe before everything is written.
-        python3 benches/gpu/kernels.py <"$logs/$mode.csv" >"$logs/$mode.txt"
+        python3 benches/gpu/kernels.py <"$logs/$mode.csv" >"$logs/$mode.txt" || { note FAILED 1 0 "kernels-$mode-table"; continue; }
         cat "$logs/$mode.txt" >>"$out/kernels.txt"
         head -n 26 "$logs/$mode.txt" | remark
     done
@@ -320,11 +321,11 @@ infer index
 RUNS
 }
 
-# The same with torch.compile, which takes a minute or two of a processor's time, unless `ahead` was there before.
+# The same with torch.compile, which takes about three minutes of a processor's time, unless `ahead` was there before.
 compiled() {
     has_torch || { skip compiled "there is no PyTorch"; return; }
     [[ -z ${compiling-} ]] || wait "$compiling"
-    twin measure 150 torch-small-train-published-compiled train published --steps 20 --compile
+    twin measure 240 torch-small-train-published-compiled train published --steps 20 --compile
 }
 
 # Fills the cache of torch.compile, while the next stages check what is right.

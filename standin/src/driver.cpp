@@ -262,6 +262,10 @@ EXPORTED Status cuProfilerStart() {
     return call([] { return SUCCESS; });
 }
 
+EXPORTED Status cuProfilerStop() {
+    return call([] { return SUCCESS; });
+}
+
 EXPORTED Status cuStreamIsCapturing(Stream* stream, int* status) {
     return call([&] {
         if (!device().knows(stream)) return INVALID_HANDLE;

@@ -222,9 +222,16 @@ fn a_launch_runs_where_it_was_prepared() {
     // SAFETY: the kernel takes nothing, and does nothing.
     gpu.aside(&[], || unsafe { prepared()?.run() }).unwrap();
     let before = prepared().unwrap();
+    let mut within = None;
+    let outcome = gpu.aside(&[], || {
+        within = Some(prepared()?);
+        // SAFETY: as above.
+        unsafe { before.run() }
+    });
     // SAFETY: as above.
-    let error = gpu.aside(&[], || unsafe { before.run() }).unwrap_err();
-    assert!(error.to_string().contains("work aside launches what is prepared there"), "{error}");
+    for error in [outcome.unwrap_err(), unsafe { within.unwrap().run() }.unwrap_err()] {
+        assert!(error.to_string().contains("outside of work aside"), "{error}");
+    }
     gpu.join().unwrap();
 }
 

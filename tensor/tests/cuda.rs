@@ -117,9 +117,9 @@ fn memory_is_handed_out_again() {
 
 /// Mostly, nobody is there to be told.
 #[test]
-fn a_profiler_is_told_to_begin() {
+fn a_profiler_is_told_when_to_record() {
     let Some(gpu) = Gpu::for_tests(1) else { return };
-    gpu.start_profiler().unwrap();
+    [true, false].into_iter().for_each(|records| gpu.tell_profiler(records).unwrap());
 }
 
 #[test]

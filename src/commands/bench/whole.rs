@@ -205,12 +205,14 @@ fn steps(
     device: &Device,
     mut work: impl FnMut(usize) -> Result<()>,
 ) -> Result<Vec<f64>> {
+    let tell = |records| match device {
+        Device::Cuda(gpu) if profile.is_some() => gpu.tell_profiler(records),
+        _ => Ok(()),
+    };
     let mut times = vec![];
     for step in 0..WARM_UP + count {
         if let Some(profile) = profile.filter(|_| step == WARM_UP) {
-            if let Device::Cuda(gpu) = device {
-                gpu.start_profiler()?;
-            }
+            tell(true)?;
             profile.restart();
         }
         let started = Instant::now();
@@ -220,6 +222,7 @@ fn steps(
             times.push(started.elapsed().as_secs_f64());
         }
     }
+    tell(false)?;
     Ok(times)
 }
 

@@ -232,8 +232,6 @@ pub trait Driver: Send + Sync {
     /// Waits until everything asked of a stream has been done, and reports what went wrong on the way.
     fn finish(&self, stream: Stream) -> Result<()>;
 
-    /// Lets a profiler that waits for this begin to record.
-    fn start_profiler(&self) -> Result<()> {
-        Ok(())
-    }
+    /// Tells a profiler, if there is one, whether to record what is launched from now on.
+    fn tell_profiler(&self, _records: bool) {}
 }

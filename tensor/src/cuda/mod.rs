@@ -150,11 +150,12 @@ impl Gpu {
         [Stream::Copies, Stream::Aside, Stream::Work].into_iter().try_for_each(|stream| self.driver.finish(stream))
     }
 
-    /// Lets a profiler that waits for this (`ncu --profile-from-start off`) begin to record; without one, nothing
-    /// happens. Errors: those of earlier work.
-    pub fn start_profiler(&self) -> Result<()> {
+    /// Tells a profiler that waits for this (`ncu --profile-from-start off`) whether to record what follows; without
+    /// one, nothing happens. Waits for all work before. Errors: those of that work.
+    pub fn tell_profiler(&self, records: bool) -> Result<()> {
         self.synchronize()?;
-        self.driver.start_profiler()
+        self.driver.tell_profiler(records);
+        Ok(())
     }
 
     /// Copies bytes from the machine's memory. [`Error::Gpu`] while work is recorded: a replay would read the source

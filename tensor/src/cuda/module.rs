@@ -269,8 +269,8 @@ impl Launch<'_> {
     }
 
     /// Runs the kernel, unless there are no blocks. Errors: [`Error::Argument`] for more blocks, threads or shared
-    /// memory than the GPU allows, and if it was prepared outside the work [aside](Gpu::aside) in which it is to run, or
-    /// inside; [`Error::Gpu`].
+    /// memory than the GPU allows, and if it was prepared outside of work [aside](Gpu::aside) and is to run within it, or the
+    /// other way round; [`Error::Gpu`].
     ///
     /// # Safety
     /// The arguments are those that the kernel declares, and with them it reads and writes only within the tensors
@@ -281,7 +281,10 @@ impl Launch<'_> {
             self = self.blocks(blocks);
         }
         if self.stream != self.gpu.stream() {
-            return Err(Error::argument(self.op, "work aside launches what is prepared there, and nothing else"));
+            return Err(Error::argument(
+                self.op,
+                "a launch that was prepared outside of work aside cannot run within it, nor the other way round",
+            ));
         }
         let Extent { grid, threads, .. } = self.extent;
         if grid.contains(&0) {
