@@ -283,10 +283,12 @@ kernels() {
         try 180 "kernels-$mode" ncu --profile-from-start off --clock-control none --cache-control none \
             --metrics gpu__time_duration.sum --csv --print-units base --log-file "$logs/$mode.csv" \
             "${small[@]}" --mode $mode --steps 2 --profile || continue
-        echo "small, batch 128, $mode" >>"$out/kernels.txt"
         # To a file first: head would close a pipe before everything is written.
-        python3 benches/gpu/kernels.py <"$logs/$mode.csv" >"$logs/$mode.txt" || { note FAILED 1 0 "kernels-$mode-table"; continue; }
-        cat "$logs/$mode.txt" >>"$out/kernels.txt"
+        if ! python3 benches/gpu/kernels.py <"$logs/$mode.csv" >"$logs/$mode.txt"; then
+            note FAILED 1 0 "kernels-$mode-table"
+            continue
+        fi
+        { echo "small, batch 128, $mode" && cat "$logs/$mode.txt"; } >>"$out/kernels.txt"
         head -n 26 "$logs/$mode.txt" | remark
     done
 }
