@@ -154,7 +154,7 @@ def table(mode, args, runs):
         f"### {mode}, {args.model}, {args.image_size}x{args.image_size}, batch {args.batch_size}, "
         f"{args.threads} threads",
         "",
-        "| | images/s | median step, ms | peak memory, MiB | Rust is faster by |",
+        "| | images/s | median step, ms | peak memory, MiB | speed-up |",
         "|---|---|---|---|---|",
     ]
     for side, results in runs.items():
