@@ -27,3 +27,9 @@ mod trainer {}
 
 #[doc = include_str!("../docs/08-gpu.md")]
 mod gpu {}
+
+#[doc = include_str!("../docs/09-tensor-cores.md")]
+mod tensor_cores {}
+
+#[doc = include_str!("../docs/10-testing-gpu-code.md")]
+mod testing_gpu_code {}

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Builds, on a machine with Rust, what run.sh runs on a GPU host: the program, the tests that open a device, and the
-# kernels' machine code for GPUs of compute capability CAPABILITY, which needs NVRTC (with LATER=1 the GPU host
-# compiles them). Leaves target/gpu.tar.xz.
+# Packs, on a machine with Rust, what run.sh runs on a GPU host, as target/gpu.tar.xz: see README.md, beside this file.
+#
+#     [CAPABILITY=9.0] [LATER=1] benches/gpu/build.sh
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 target=${CARGO_TARGET_DIR:-target}

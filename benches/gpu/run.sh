@@ -1,27 +1,8 @@
 #!/usr/bin/env bash
-# Checks and measures on a GPU host. It takes this repository, target/gpu.tar.xz of build.sh, the driver, NVRTC and
-# cuBLASLt (of a CUDA toolkit, or PyTorch's); for some stages PyTorch, ncu and compute-sanitizer; no Rust, no network.
+# Checks and measures on a GPU host what build.sh has packed. README.md, beside this file, has the prerequisites, the
+# stages, the variables, and where results go.
 #
 #     [OUT=folder] [DEADLINE=560] benches/gpu/run.sh [STAGE...]   # all stages in the order below, unless some are named
-#
-# The stages are in order of importance. On an H200 with 16 cores, look to profile took a minute and a half, bench
-# (before it measured one stream, too) and kernels 45 seconds each, tensor to forms together 45, steps 15, each run of
-# peers 20; torch.compile took three minutes for a training step. On a host that is lent for a quarter of an hour,
-# transfers included, use these two calls; the third is for another. A call clears its OUT, so that each has one of its
-# own:
-#
-#     DEADLINE=360 benches/gpu/run.sh look quick profile bench kernels tensor operations forms
-#     DEADLINE=360 OUT=results/2 benches/gpu/run.sh ahead steps compiled peers
-#     OUT=results/3 benches/gpu/run.sh look precisions threads sanitize
-#
-# The last stage, cifar10, trains for four minutes on what DATA names, the folder with CIFAR-10's binary version:
-#
-#     DATA=cifar-10-batches-bin OUT=results/4 benches/gpu/run.sh cifar10
-#
-# After DEADLINE seconds nothing is started, and what runs is killed: such hosts are paid by the minute. OUT gets up to
-# six files: summary.txt has a line for each part, and its figures; all.log what each part said; profiles.txt and
-# kernels.txt the tables of these two stages; plans.txt how long the algorithms take for each product of a step;
-# cifar10.tar.xz the run. The status is 0 if nothing failed, nor was SKIPPED or CUT for lack of time.
 set -uo pipefail
 stages=(look quick profile bench kernels ahead tensor operations forms steps compiled peers precisions threads sanitize cifar10)
 for stage in "$@"; do
