@@ -240,6 +240,8 @@ fn the_readmes_first_screen_has_the_two_commands() {
     let commands: Vec<&str> = first.lines().map(without_comment).collect();
     assert_eq!(commands.len(), 2, "{first}");
     assert!(commands[0].starts_with("cargo run ") && commands[1].starts_with("cargo test "), "{first}");
+    let ci = read(".ci/run");
+    assert!(commands.iter().all(|command| ci.contains(command)), "in .ci/run: {commands:?}");
 }
 
 #[test]

@@ -66,7 +66,7 @@ fn forward_passes_in_f64() {
             compare_statistics(&format!("{} {name}", vector.name()), &nchw(map), &vector.json["f64"][name]);
         }
         compare_routes(&vector, &trace.routes);
-        let stored = vector.outputs("f64");
+        let stored = vector.outputs();
         for (index, value) in values.iter().enumerate() {
             let (name, got) = match value.value().rank() {
                 2 => ("logits".to_owned(), elements(value.value())),
@@ -88,7 +88,7 @@ fn forward_passes_in_f32() {
         let shape: Vec<usize> = numbers(&vector.json["input"]["shape"]).iter().map(|&x| x as usize).collect();
         let tape = Tape::inference();
         let output = model.forward(&tape, &images("input", &shape, DType::F32), Mode::Evaluate).unwrap();
-        let stored = vector.outputs("f64");
+        let stored = vector.outputs();
         for (index, value) in output.values.iter().enumerate() {
             let (name, got) = match value.value().rank() {
                 2 => ("logits".to_owned(), elements(value.value())),

@@ -12,9 +12,9 @@ fn operations_count_the_multiply_adds_that_info_computes() {
     // Padded before the projection and after it; with and without local context; images that are not square.
     for (name, set, [height, width]) in [
         ("nano", &[][..], [32, 32]),
-        ("tiny", &["auto_pad=true"], [100, 70]),
-        ("stl", &["auto_pad=true"], [64, 96]),
-        ("stl_nchw", &[], [240, 256]),
+        ("tiny", &["auto_pad=true", "depth=2,1,2,1"], [100, 70]),
+        ("stl", &["auto_pad=true", "depth=1,1,2,1"], [64, 96]),
+        ("stl_nchw", &["depth=1,1,2,1"], [240, 256]),
         ("nano", &["lce_kernel=0", "topks=1,2,-1", "soft_routing=true"], [32, 64]),
     ] {
         let config = preset(name).unwrap().config().with_overrides(set.iter().copied()).unwrap();

@@ -193,11 +193,10 @@ mod signals {
     #[test]
     fn ctrl_c_twice_at_once_saves_and_once_more_later_ends() {
         let shared = shared();
-        // A step takes longer than the test waits.
+        // Of one in a hurry, a step takes longer than the test waits.
         let slow = ["--image-size", "512", "--batch-size", "8", "--threads", "1"];
-        let train = |name| command(&shared.train(name, &slow)).spawn().unwrap();
-        for (name, pause) in [("twice", 0), ("hurry", 800)] {
-            let mut child = train(name);
+        for (name, pause, more) in [("twice", 0, &["--epochs", "100"][..]), ("hurry", 800, &slow)] {
+            let mut child = command(&shared.train(name, more)).spawn().unwrap();
             assert!(wait_until(&mut child, &shared.run(name), |place| place.is_some()));
             // Until it trains.
             sleep(Duration::from_millis(500));

@@ -74,7 +74,7 @@ fn under_sanitizers(multiprocessors: &str, only: &str) {
     watched.envs([("BIFORMER_EMULATED_MULTIPROCESSORS", multiprocessors), ("ONLY", only), ONCE]);
     let ran = watched.output().unwrap();
     let [out, err] = [&ran.stdout, &ran.stderr].map(|said| String::from_utf8_lossy(said));
-    assert!(ran.status.success(), "{out}{err}");
+    assert!(ran.status.success() && out.contains("1 passed"), "{out}{err}");
 }
 
 /// Those that run attention's kernels, which take the longest to compile: in one test, so that they are compiled once.

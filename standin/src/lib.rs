@@ -112,8 +112,8 @@ impl Standin {
         None
     }
 
-    /// Lets a program find these libraries where it would look for CUDA's, and keep its kernels apart from those of a
-    /// GPU.
+    /// Lets a program find these libraries where it would look for CUDA's, and keep what they compile apart from the
+    /// kernels of a GPU. PTX is NVRTC's own.
     pub fn under<'c>(&self, program: &'c mut Command) -> &'c mut Command {
         let others = env::var_os("LD_LIBRARY_PATH");
         let compiler = (!self.ptx).then(|| self.folder.join("compiler"));
@@ -121,10 +121,11 @@ impl Standin {
         let folders = folders.chain(others.iter().flat_map(env::split_paths));
         if self.ptx {
             program.env("STANDIN_CAPABILITY", FUTURE);
+        } else {
+            program.env("BIFORMER_CACHE", self.kernels());
         }
         program
             .env("LD_LIBRARY_PATH", env::join_paths(folders).expect("folders that came from a path"))
-            .env("BIFORMER_CACHE", self.kernels())
             .env_remove("BIFORMER_CUDA")
     }
 
@@ -134,9 +135,9 @@ impl Standin {
         self.folder.join(library.0)
     }
 
-    /// The folder in which kernels that were compiled once are kept.
+    /// The folder in which kernels that the stand-in compiled once are kept.
     pub fn kernels(&self) -> PathBuf {
-        self.folder.join(if self.ptx { "ptx" } else { "kernels" })
+        self.folder.join("kernels")
     }
 
     /// Runs tests of this test's own program again, in a process with the stand-in GPU: those whose names contain one

@@ -80,8 +80,8 @@ impl Vector {
     }
 
     /// The complete outputs, beside the file.
-    pub fn outputs(&self, precision: &str) -> TensorFile {
-        TensorFile::read(&self.path.with_file_name(format!("{}.{precision}.safetensors", self.name()))).unwrap()
+    pub fn outputs(&self) -> TensorFile {
+        TensorFile::read(&self.path.with_file_name(format!("{}.f64.safetensors", self.name()))).unwrap()
     }
 }
 

@@ -201,14 +201,14 @@ fn cifar_100_works_like_cifar_10() {
 fn gradcheck_reports_and_writes_json() {
     let folder = fresh("cli-gradcheck");
     let [report, alone] = ["report.json", "alone.json"].map(|name| folder.join(name));
-    let said = biformer(&["gradcheck", "--op", "linear", "--json", text(&report)]).ok().out;
-    assert!(said.contains("linear") && said.contains("0 failures") && said.contains("100%"), "{said}");
+    let said = biformer(&["gradcheck", "--op", "scale", "--json", text(&report)]).ok().out;
+    assert!(said.contains("scale") && said.contains("0 failures") && said.contains("100%"), "{said}");
     // Whoever reads no further has the report, too.
-    unread(command(&["gradcheck", "--op", "linear", "--json", text(&alone)])).ok();
+    unread(command(&["gradcheck", "--op", "scale", "--json", text(&alone)])).ok();
     let report = fs::read_to_string(report).unwrap();
     assert_eq!(report, fs::read_to_string(alone).unwrap());
     let report = json(&report);
-    assert_eq!(report[0]["op"], "linear");
+    assert_eq!(report[0]["op"], "scale");
     assert_eq!(report[0]["passed"], true);
     assert_eq!(report[0]["kill_rate"], 1.0);
     assert!(report[0]["dual_error"].as_f64().unwrap() < 1e-10);
