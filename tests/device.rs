@@ -332,7 +332,6 @@ fn a_run_goes_on_on_another_device() {
     assert_ne!(second_epoch("plain"), second_epoch("cpu"));
 }
 
-
 fn repeated_on_the_standin_gpu(tests: &[&str], multiprocessors: &str, settings: &[(&str, &str)]) {
     let Some(standin) = Standin::compiled() else { return };
     standin.repeat(tests, &[&[("STANDIN_MULTIPROCESSORS", multiprocessors)], settings].concat());
