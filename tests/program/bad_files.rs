@@ -53,7 +53,7 @@ fn weights_of_another_model() {
         "stages.0.0.norm1.weight (24) is missing",
         "stages.9.0.norm1.weight (2) is not part of the model",
         "stages.1.0.norm2.bias is (47), should be (48)",
-        "stages.2.0.norm2.bias is of type",
+        "stages.2.0.norm2.bias is of integers, should be of floats",
     ]);
     wrong.tensors = wrong.tensors.into_iter().map(|(name, tensor)| (format!("{name}.x"), tensor)).collect();
     wrong.write(&weights).unwrap();
