@@ -216,10 +216,18 @@ fn class_names(split: &Path) -> Result<Vec<String>> {
     let names = folder_names(split)?.into_iter().filter(|name| !is_of_the_system(name));
     let classes = names.map(|name| class_name(split, name)).collect::<Result<Vec<_>>>()?;
     if classes.is_empty() && pictures_in(split) > 0 {
-        let help =
-            "Its images lie in it directly: if it is a class, give it another name; train, val and test are parts.";
-        let (path, looked_for) = (split.to_owned(), "a folder for each class".to_owned());
-        return Err(Error::Lacking { path, looked_for, help: help.to_owned() });
+        // Pictures to be labelled are often handed out as test/.
+        let unlabelled = match split.ends_with(Split::Train.name()) {
+            true => String::new(),
+            false => format!(
+                "if they have no classes, rename or move the folder: with neither val/ nor test/, about one in {ONE_IN} of \
+                 train/ is held out as the test; "
+            ),
+        };
+        let help = format!(
+            "Its images lie in it directly: {unlabelled}if it is a class, give it another name; train, val and test are parts."
+        );
+        return Err(Error::Lacking { path: split.to_owned(), looked_for: "a folder for each class".to_owned(), help });
     }
     if classes.is_empty() {
         return Err(lacking(split, "a folder for each class"));
