@@ -21,7 +21,7 @@
 //! | `shrink.rs` | [`shrunk`], picture files made smaller once |
 //! | `augmentation.rs` | [`Augmentation`], how it varies images for training |
 //! | `rand_augment/` | RandAugment: fifteen operations on bytes, and which of them an image undergoes |
-//! | `mixing.rs` | [`Mixing`], images of a batch mixed with one another |
+//! | `mixing.rs` | images of a batch mixed with one another |
 //! | `order.rs` | which samples an epoch shows, and in which order |
 //! | `loader.rs` | [`Loader`], which builds batches ahead of their use, in an order that no thread can change |
 //! | `job.rs` | how the batches of an epoch are made, on several threads |
@@ -67,7 +67,6 @@ pub use imagenet::imagenet_classes;
 pub use in_memory::InMemory;
 pub use listing::{OF_A_RUN, extensions, pictures_below};
 pub use loader::{Batches, Loader, LoaderConfig};
-pub use mixing::Mixing;
 pub use picture::{Image, load_image, size_of_image};
 pub use resample::Filter;
 pub use shrink::shrunk;
