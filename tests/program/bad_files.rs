@@ -335,9 +335,9 @@ fn a_disk_that_fills_up_harms_no_checkpoint() {
     // What did not begin is not in the way.
     assert!(contents(&new).keys().eq([".lock"]));
     // Nor is what a killed one left.
-    fs::write(new.join(".checkpoint.safetensors.1.tmp"), "half").unwrap();
+    fs::write(new.join(".biformer-killed.tmp"), "half").unwrap();
     biformer(&train).ok();
-    assert!(!new.join(".checkpoint.safetensors.1.tmp").exists());
+    assert!(!new.join(".biformer-killed.tmp").exists());
 }
 
 #[cfg(unix)]
