@@ -1,18 +1,16 @@
 //! What a batch holds depends on the seed, the epoch and the data; not on threads, nor on where an epoch began.
 
-mod support;
-
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
+use crate::support::loading::*;
+use crate::support::*;
 use data::{
     Augmentation, Batch, Dataset, EraseFill, Error, InMemory, Loader, LoaderConfig, Sample, Split, Statistics,
     Transform, open,
 };
-use support::loading::*;
-use support::*;
 
 #[test]
 fn threads_and_recycling_change_nothing() {
@@ -269,14 +267,20 @@ fn a_batch_of_chosen_samples_is_what_an_epoch_has_of_them() {
 #[test]
 fn settings_that_make_no_batch() {
     let transform = || Transform::eval(32, PLAIN).unwrap();
-    for (len, config) in [
-        (10, LoaderConfig::eval(0, transform())),
-        (0, LoaderConfig::eval(4, transform())),
-        (10, LoaderConfig::train(11, 0, transform())),
-        (1000, LoaderConfig::eval(1000, Transform::eval(4096, PLAIN).unwrap())),
+    let eval = |batch_size| LoaderConfig::eval(batch_size, transform());
+    let smoothed = |smoothing| LoaderConfig { smoothing, ..eval(4) };
+    for (setting, len, config) in [
+        ("batch_size", 10, eval(0)),
+        ("batch_size", 0, eval(4)),
+        ("batch_size", 10, LoaderConfig::train(11, 0, transform())),
+        ("batch_size", 1000, LoaderConfig::eval(1000, Transform::eval(4096, PLAIN).unwrap())),
+        ("parts", 10, LoaderConfig { parts: 0, ..eval(4) }),
+        ("smoothing", 10, smoothed(-0.1)),
+        ("smoothing", 10, smoothed(1.1)),
+        ("smoothing", 10, smoothed(f64::NAN)),
     ] {
         let result = Loader::new(in_memory(len), config);
-        assert!(matches!(result, Err(Error::Setting { name: "batch_size", .. })));
+        assert!(matches!(&result, Err(Error::Setting { name, .. }) if *name == setting), "{setting}: {result:?}");
     }
     // A batch larger than the set is the whole set.
     let loader = Loader::new(in_memory(10), LoaderConfig::eval(usize::MAX, transform())).unwrap();
@@ -284,7 +288,7 @@ fn settings_that_make_no_batch() {
     assert_eq!(loader.epoch(0, 0).next().unwrap().unwrap().shape, [10, 32, 32, 3]);
 }
 
-/// `DATA=path/to/images cargo test --release -p biformer-data --test loader -- --ignored --nocapture` prints images a second,
+/// `DATA=path/to/images cargo test --release -p biformer-data --test all -- --ignored --nocapture speed` prints images a second,
 /// of a folder at 224x224, or without `DATA` of the embedded ones at 32x32: as they are varied by default, and with the
 /// published recipe.
 #[test]

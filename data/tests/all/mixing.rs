@@ -1,14 +1,12 @@
 //! Mixed images are those of their targets: what a target says of a sample's own class and of its partner's is what the
 //! floats show.
 
-mod support;
-
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use data::{Augmentation, Batch, Error, Loader, LoaderConfig};
-use support::loading::*;
-use support::*;
+use crate::support::loading::*;
+use crate::support::*;
+use data::{Augmentation, Batch, Loader, LoaderConfig};
 
 const SIDE: usize = 32;
 const CLASSES: usize = 10;
@@ -163,18 +161,6 @@ fn only_mixed_batches_have_targets() {
         assert!(batch.unwrap().targets.is_empty());
         // What an epoch gets back may be another loader's.
         loader.recycle(mixed);
-    }
-}
-
-#[test]
-fn settings_that_make_no_batch() {
-    let named = |config| match Loader::new(in_memory(40), config) {
-        Err(Error::Setting { name, .. }) => name,
-        _ => "nothing",
-    };
-    assert_eq!(named(LoaderConfig { parts: 0, ..config(unvaried()) }), "parts");
-    for smoothing in [f64::NAN, -0.1, 1.1] {
-        assert_eq!(named(LoaderConfig { smoothing, ..config(mixing(1.0, 0.0)) }), "smoothing");
     }
 }
 

@@ -1,13 +1,11 @@
 //! What a loader makes of images that cannot be decoded, of wrong labels, and of panics.
 
-mod support;
-
 use std::fs;
 use std::sync::Arc;
 
+use crate::support::loading::*;
+use crate::support::*;
 use data::{Augmentation, Dataset, Error, Loader, LoaderConfig, Split, open};
-use support::loading::*;
-use support::*;
 
 #[test]
 fn a_bad_image_is_replaced_by_the_next_good_one_of_its_batch() {
