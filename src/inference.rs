@@ -86,8 +86,8 @@ impl<'m> Inference<'m> {
             |_| vec![],
             || {
                 let tape = Tape::inference().profiled(profile.clone());
-                let output = model.forward_with(factors.clone(), &tape, images, Mode::Evaluate)?;
-                Ok::<_, anyhow::Error>(output.values.into_iter().map(Var::into_value).collect())
+                let values = model.run(&model.pass_with(factors.clone(), &tape, Mode::Evaluate), images)?;
+                Ok::<_, anyhow::Error>(values.into_iter().map(Var::into_value).collect())
             },
         )?;
         batch.send(next)?;

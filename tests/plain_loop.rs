@@ -5,7 +5,7 @@ mod common;
 use anyhow::Result;
 use biformer::autograd::{Gradients, Tape};
 use biformer::config::{Changes, RunConfig};
-use biformer::data::{self, Dataset, Loader, LoaderConfig, Mixing, Sample, Split, Statistics, Transform};
+use biformer::data::{self, Dataset, Loader, LoaderConfig, Sample, Split, Statistics, Transform};
 use biformer::model::{BiFormer, Mode, TensorFile};
 use biformer::ops;
 use biformer::optim::{AdamW, AdamWConfig, Ema, EmaConfig};
@@ -53,7 +53,7 @@ fn plain_loop(config: &RunConfig) -> Result<(BiFormer, Ema)> {
     let transform = Transform::train(config.image_size, STATISTICS, &config.augmentation)?;
     let mut loading = LoaderConfig::train(config.batch_size, config.seed, transform);
     loading.parts = 2;
-    loading.mixing = Mixing::of(&config.augmentation, 0.3);
+    loading.smoothing = 0.3;
     let loader = Loader::new(images, loading)?;
     let schedule = config.schedule(loader.batches_per_epoch())?;
     let batches = (0..config.epochs as u64).flat_map(|epoch| loader.epoch(epoch, 0));

@@ -1,15 +1,18 @@
 //! How training images are varied: the section `[augmentation]` of a configuration.
 
+use std::ops::RangeInclusive;
+
 use serde::{Deserialize, Serialize};
 
-use crate::order::check_balance;
 use crate::rand_augment::MAX_MAGNITUDE;
 use crate::resample::Filter;
-use crate::{Error, Mixing, Result};
+use crate::{Error, Result};
 
 /// The most operations of RandAugment an image.
 const MAX_OPERATIONS: usize = 16;
 const MAX_REPEATS: usize = 1000;
+/// The α for which the distribution Beta(α, α) is not practically degenerate.
+const ALPHAS: RangeInclusive<f64> = 0.01..=100.0;
 
 /// How a training image is cropped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -131,14 +134,17 @@ impl Augmentation {
     ///
     /// Errors: [`Error::Setting`] where a number is out of its range.
     pub fn check(&self, size: usize) -> Result<()> {
-        let Augmentation { padding, flip, min_scale, erase, magnitude, magnitude_std, mix, .. } = *self;
+        let Augmentation { padding, flip, min_scale, erase, magnitude, magnitude_std, mix, balance, .. } = *self;
         if padding > size {
             return Err(Error::setting("padding", format!("{padding} is more than the input size {size}")));
         }
-        for (name, probability) in [("flip", flip), ("erase", erase)] {
+        for (name, probability) in [("flip", flip), ("erase", erase), ("mix", mix)] {
             if !(0.0..=1.0).contains(&probability) {
                 return Err(Error::setting(name, format!("{probability:?} is not a probability in 0..=1")));
             }
+        }
+        if !(0.0..=1.0).contains(&balance) {
+            return Err(Error::setting("balance", format!("{balance} is not in 0..=1")));
         }
         if !(min_scale > 0.0 && min_scale <= 1.0) {
             return Err(Error::setting(
@@ -159,7 +165,12 @@ impl Augmentation {
         if !(magnitude_std >= 0.0 && magnitude_std.is_finite()) {
             return Err(Error::setting("magnitude_std", format!("{magnitude_std} is not a finite number from 0 on")));
         }
-        check_balance(self.balance)?;
-        Mixing { mixup: self.mixup, cutmix: self.cutmix, probability: mix, smoothing: 0.0 }.check()
+        for (name, alpha) in [("mixup", self.mixup), ("cutmix", self.cutmix)] {
+            if alpha != 0.0 && !ALPHAS.contains(&alpha) {
+                let [least, most] = [ALPHAS.start(), ALPHAS.end()];
+                return Err(Error::setting(name, format!("{alpha} is neither 0, for none, nor in {least}..={most}")));
+            }
+        }
+        Ok(())
     }
 }

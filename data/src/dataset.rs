@@ -7,7 +7,9 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::error::layouts;
-use crate::{Error, Image, ImageFolder, Result, cifar, embedded, folder};
+use crate::folder::ImageFolder;
+use crate::layout::Layout;
+use crate::{Error, Image, Result, cifar, embedded, folder};
 
 /// The part of a data set that is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -144,22 +146,22 @@ pub fn open(source: &str, split: Split) -> Result<Arc<dyn Dataset>> {
         return Ok(Arc::new(embedded::open(split)?));
     }
     let root = Path::new(source);
-    let unsupported = |what: &str| Error::Unsupported { path: root.to_owned(), what: what.to_owned() };
     if !root.try_exists().map_err(|cause| Error::Io { path: root.to_owned(), cause })? {
         let (path, looked_for, help) = (root.to_owned(), "a data set's folder".to_owned(), layouts());
         return Err(Error::Missing { path, looked_for, help });
     }
     if !root.is_dir() {
-        return Err(unsupported("it is a file; name the folder of a data set"));
+        let what = "it is a file; name the folder of a data set".to_owned();
+        return Err(Error::Unsupported { path: root.to_owned(), what });
     }
-    let folders: &[&str] = if split == Split::Train { &["train"] } else { &["train", "val", "test"] };
-    let has_split = folders.iter().any(|folder| root.join(folder).is_dir());
-    match (cifar10(root), cifar100(root), has_split) {
-        (Some(folder), None, false) => Ok(Arc::new(cifar::open_cifar10(&folder, split)?)),
-        (None, Some(folder), false) => Ok(Arc::new(cifar::open_cifar100(&folder, split)?)),
-        (None, None, true) => Ok(Arc::new(ImageFolder::open(root, split)?)),
-        (None, None, false) if folder::Undivided::of(root)?.is_some() => Ok(Arc::new(ImageFolder::open(root, split)?)),
-        (None, None, false) => {
+    match Layout::of(root)? {
+        Some(Layout::Cifar10(folder)) => Ok(Arc::new(cifar::open_cifar10(&folder, split)?)),
+        Some(Layout::Cifar100(folder)) => Ok(Arc::new(cifar::open_cifar100(&folder, split)?)),
+        Some(Layout::Undivided(images)) => Ok(Arc::new(ImageFolder::part_of(root, images, split)?)),
+        Some(Layout::Divided) if split != Split::Train || root.join(Split::Train.name()).is_dir() => {
+            Ok(Arc::new(ImageFolder::divided(root, split)?))
+        }
+        _ => {
             let python = ["cifar-10-batches-py", "cifar-100-python"].iter().any(|folder| root.join(folder).exists());
             let seen = match python {
                 true => "What is there is CIFAR's Python version. ".to_owned(),
@@ -167,7 +169,6 @@ pub fn open(source: &str, split: Split) -> Result<Arc<dyn Dataset>> {
             };
             Err(Error::NoDataset { path: root.to_owned(), seen })
         }
-        _ => Err(unsupported("it holds more than one data set; name the folder of one of them")),
     }
 }
 
@@ -177,26 +178,11 @@ pub fn open(source: &str, split: Split) -> Result<Arc<dyn Dataset>> {
 /// Errors: those of [`open`].
 pub fn undivided(source: &str) -> Result<Option<PathBuf>> {
     let root = Path::new(source);
-    if source == embedded::SOURCE || !root.is_dir() || cifar10(root).or_else(|| cifar100(root)).is_some() {
+    if source == embedded::SOURCE || !root.is_dir() {
         return Ok(None);
     }
-    Ok(folder::Undivided::of(root)?.map(|undivided| undivided.folder))
-}
-
-fn cifar10(root: &Path) -> Option<PathBuf> {
-    nested(root, "cifar-10-batches-bin", &["data_batch_1.bin", "test_batch.bin", "batches.meta.txt"])
-}
-
-fn cifar100(root: &Path) -> Option<PathBuf> {
-    nested(root, "cifar-100-binary", &["train.bin", "test.bin", "fine_label_names.txt"])
-}
-
-/// The folder that holds `files`: `root/folder`, or `root` itself where one of the files lies there. One file is
-/// enough to recognise the layout, so that a missing one can then be named.
-fn nested(root: &Path, folder: &str, files: &[&str]) -> Option<PathBuf> {
-    let inner = root.join(folder);
-    if inner.is_dir() {
-        return Some(inner);
-    }
-    files.iter().any(|file| root.join(file).exists()).then(|| root.to_owned())
+    Ok(match Layout::of(root)? {
+        Some(Layout::Undivided(images)) => Some(images.folder),
+        _ => None,
+    })
 }

@@ -91,9 +91,10 @@ impl Job {
         if !batch.skipped.is_empty() {
             self.replace_bad(&mut batch, end)?;
         }
-        if let Some(mixing) = &self.config.mixing {
+        if let Some(augmentation) = self.config.mixing() {
             let random = Philox::keyed(self.config.seed, &[MIX, self.epoch, number as u64]);
-            mixing.apply(&mut batch, self.config.parts, self.dataset.classes().len(), &mut random.sequence());
+            let (parts, classes) = (self.config.parts, self.dataset.classes().len());
+            augmentation.mix_batch(&mut batch, parts, self.config.smoothing, classes, &mut random.sequence());
         }
         Ok(batch)
     }

@@ -6,11 +6,12 @@
 //! |---|---|
 //! | `picture.rs` | [`Image`], a picture of bytes, (H, W, 3); [`load_image`] decodes one file within fixed limits |
 //! | `room.rs` | memory for large pictures, which threads decode at once |
-//! | `dataset.rs` | the [`Dataset`] trait, [`Split`], [`Statistics`], and [`open`], which recognises a folder's layout |
+//! | `dataset.rs` | the [`Dataset`] trait, [`Split`], [`Statistics`], and [`open`] |
 //! | `in_memory.rs` | [`InMemory`], the set that lies in memory as a whole |
 //! | `embedded.rs` | 6,000 images of CIFAR-10 inside the binary |
 //! | `cifar.rs` | the official binary files of CIFAR-10 and CIFAR-100 |
-//! | `folder/` | [`ImageFolder`], one folder per class, decoded on request |
+//! | `layout.rs` | which of the layouts a folder has |
+//! | `folder/` | image folders: one folder per class, decoded on request |
 //! | `among.rs` | [`among`], images of some of a model's classes |
 //! | `imagenet.rs` | what ImageNet's classes are called |
 //! | `fingerprint.rs` | [`fingerprint`], by which a data set is known again |
@@ -21,7 +22,7 @@
 //! | `shrink.rs` | [`shrunk`], picture files made smaller once |
 //! | `augmentation.rs` | [`Augmentation`], how it varies images for training |
 //! | `rand_augment/` | RandAugment: fifteen operations on bytes, and which of them an image undergoes |
-//! | `mixing.rs` | [`Mixing`], images of a batch mixed with one another |
+//! | `mixing.rs` | images of a batch mixed with one another |
 //! | `order.rs` | which samples an epoch shows, and in which order |
 //! | `loader.rs` | [`Loader`], which builds batches ahead of their use, in an order that no thread can change |
 //! | `job.rs` | how the batches of an epoch are made, on several threads |
@@ -45,6 +46,7 @@ mod held_out;
 mod imagenet;
 mod in_memory;
 mod job;
+mod layout;
 mod listing;
 mod loader;
 mod mixing;
@@ -62,12 +64,10 @@ pub use batch::{Batch, MicroBatch, Skipped, Targets};
 pub use dataset::{Dataset, Sample, Split, Statistics, open, undivided};
 pub use error::{Error, Result};
 pub use fingerprint::fingerprint;
-pub use folder::ImageFolder;
 pub use imagenet::imagenet_classes;
 pub use in_memory::InMemory;
 pub use listing::{OF_A_RUN, extensions, pictures_below};
 pub use loader::{Batches, Loader, LoaderConfig};
-pub use mixing::Mixing;
 pub use picture::{Image, load_image, size_of_image};
 pub use resample::Filter;
 pub use shrink::shrunk;

@@ -17,13 +17,14 @@ use tensor::cpu::parallel::STACK;
 use tensor::lock;
 
 use crate::job::{Job, NAMED, cannot_start, panicked};
-use crate::order::{Showing, check_balance, order};
-use crate::{Batch, Dataset, Error, Mixing, Result, Transform};
+use crate::order::{Showing, order};
+use crate::{Augmentation, Batch, Dataset, Error, Result, Transform};
 
 /// The largest batch, in bytes.
 const MAX_BATCH_BYTES: u64 = 8 << 30;
 const MAX_WORKERS: usize = 256;
-const MAX_PREFETCH: usize = 1024;
+/// How many finished batches may wait for the consumer.
+const AHEAD: usize = 2;
 
 /// How a [`Loader`] makes its batches.
 #[derive(Clone, Debug)]
@@ -38,40 +39,28 @@ pub struct LoaderConfig {
     pub drop_last: bool,
     /// Threads; 0 for one per core or, if a thread of a rayon pool makes the loader, for as many as that pool has.
     pub workers: usize,
-    /// Batches built ahead of their use, at least one.
-    pub prefetch: usize,
     /// How many undecodable images are tolerated per epoch (or the part of it that is run) before
     /// [`Error::TooManyBadImages`].
     pub max_bad_images: usize,
-    /// From an image to its floats.
+    /// From an image to its floats. By its [augmentation](Transform::augmentation), if it has one, the loader also repeats,
+    /// balances and mixes samples.
     pub transform: Transform,
     /// The micro-batches that a batch is cut into, above 0. Each is mixed by itself; the repeats of a sample are spread
     /// over them, like cards that are dealt.
     pub parts: usize,
-    /// How often an epoch shows a sample, above 0. The length of an epoch is that of the data set in any case, so it
-    /// shows that many times fewer different samples.
-    pub repeats: usize,
-    /// How far a random order makes up for classes of different sizes, from 0 to 1: see
-    /// [`Augmentation::balance`](crate::Augmentation::balance).
-    pub balance: f64,
-    /// How the images of a batch are mixed, if they are.
-    pub mixing: Option<Mixing>,
+    /// The share of each of a mixed batch's [targets](Batch::targets) that is spread over all classes, from 0 to 1. (Of
+    /// labels it is the loss that does so.)
+    pub smoothing: f64,
 }
 
 impl LoaderConfig {
-    /// For training: a random order, and full batches only. Samples are repeated, balanced and mixed as the transform's
-    /// augmentation has it. If they are mixed, batches have [targets](Batch::targets), which are not smoothed unless
-    /// [`mixing`](Self::mixing) is changed. No bad image is tolerated.
+    /// For training: a random order, and full batches only. If the transform's augmentation mixes samples, batches have
+    /// [targets](Batch::targets), which are not smoothed. No bad image is tolerated.
     pub fn train(batch_size: usize, seed: u64, transform: Transform) -> Self {
-        let (repeats, balance, mixing) = match transform.augmentation() {
-            Some(varied) => (varied.repeats, varied.balance, Mixing::of(varied, 0.0)),
-            None => (1, 0.0, None),
-        };
-        let once = Self::eval(batch_size, transform);
-        Self { seed, shuffle: true, drop_last: true, repeats, balance, mixing, ..once }
+        Self { seed, shuffle: true, drop_last: true, ..Self::eval(batch_size, transform) }
     }
 
-    /// For evaluation: every sample once, in the data set's order. No bad image is tolerated.
+    /// For evaluation: all samples, in the data set's order. No bad image is tolerated.
     pub fn eval(batch_size: usize, transform: Transform) -> Self {
         Self {
             batch_size,
@@ -79,19 +68,16 @@ impl LoaderConfig {
             shuffle: false,
             drop_last: false,
             workers: 0,
-            prefetch: 2,
             max_bad_images: 0,
             transform,
             parts: 1,
-            repeats: 1,
-            balance: 0.0,
-            mixing: None,
+            smoothing: 0.0,
         }
     }
 
-    /// How many finished batches may wait for the consumer.
-    fn ahead(&self) -> usize {
-        self.prefetch.clamp(1, MAX_PREFETCH)
+    /// How the images of a batch are mixed, if they are.
+    pub(crate) fn mixing(&self) -> Option<&Augmentation> {
+        self.transform.augmentation().filter(|augmentation| augmentation.mixes())
     }
 }
 
@@ -117,25 +103,24 @@ impl Loader {
     /// A loader of `dataset`. No thread starts before [`epoch`](Self::epoch).
     ///
     /// Errors: [`Error::Setting`] where the batch size is 0 or takes more than 8 GiB, an epoch would have no batch,
-    /// samples are to be repeated or batches cut 0 times, a number of the balance or the mixing is out of its range, or
-    /// classes are to be balanced and the data set does not know all [`labels`](Dataset::labels).
+    /// batches are to be cut into 0 parts, the smoothing is out of its range, or classes are to be balanced and the data
+    /// set does not know all [`labels`](Dataset::labels).
     pub fn new(dataset: Arc<dyn Dataset>, config: LoaderConfig) -> Result<Self> {
-        let LoaderConfig { batch_size, drop_last, .. } = config;
+        let LoaderConfig { batch_size, drop_last, parts, smoothing, .. } = config;
         let (len, size) = (dataset.len(), config.transform.size());
-        if batch_size == 0 {
-            return Err(Error::setting("batch_size", "it must be 1 or more"));
-        }
-        for (name, count) in [("repeats", config.repeats), ("parts", config.parts)] {
+        for (name, count) in [("batch_size", batch_size), ("parts", parts)] {
             if count == 0 {
                 return Err(Error::setting(name, "it must be 1 or more"));
             }
         }
-        check_balance(config.balance)?;
-        if config.balance > 0.0 && dataset.labels().is_none_or(|labels| labels.len() != len) {
+        if !(0.0..=1.0).contains(&smoothing) {
+            return Err(Error::setting("smoothing", format!("{smoothing} is not in 0..=1")));
+        }
+        let balances = config.transform.augmentation().is_some_and(|augmentation| augmentation.balance > 0.0);
+        if balances && dataset.labels().is_none_or(|labels| labels.len() != len) {
             let problem = format!("the labels of {} are not known without reading its images", dataset.name());
             return Err(Error::setting("balance", problem));
         }
-        config.mixing.as_ref().map_or(Ok(()), Mixing::check)?;
         if len == 0 {
             return Err(Error::setting("batch_size", format!("there is nothing in {}", dataset.name())));
         }
@@ -187,7 +172,7 @@ impl Loader {
         let order = order(&self.config, epoch, self.dataset.len(), self.dataset.labels().unwrap_or_default());
         let job = Arc::new(self.job(Arc::clone(&self.config), epoch, order));
         let worker = (left > 0).then(|| {
-            let (sender, receiver) = sync_channel(self.config.ahead());
+            let (sender, receiver) = sync_channel(AHEAD);
             let (job, workers) = (Arc::clone(&job), self.workers);
             let work = move || job.work(first_batch..total, workers, &sender);
             let thread = thread::Builder::new().name("loader".to_owned()).stack_size(STACK).spawn(work);
@@ -219,13 +204,13 @@ impl Loader {
     pub fn most_bytes(&self) -> u64 {
         let size = self.config.transform.size();
         let images = self.config.batch_size.min(self.dataset.len());
-        let targets = if self.config.mixing.is_some() { self.dataset.classes().len() } else { 0 };
+        let targets = if self.config.mixing().is_some() { self.dataset.classes().len() } else { 0 };
         (self.most_batches() * images * (size * size * 3 + targets) * size_of::<f32>()) as u64
     }
 
     /// The most batches that there are at once: those that wait, the one on its way, and what the consumer has in hand.
     fn most_batches(&self) -> usize {
-        (self.config.ahead() + 1 + 2).min(self.batches_per_epoch())
+        (AHEAD + 1 + 2).min(self.batches_per_epoch())
     }
 
     /// Takes a used batch back, so that its memory serves a later one of the epoch. Optional.

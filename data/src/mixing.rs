@@ -6,71 +6,36 @@
 //! mixed in the same way, with one share λ drawn from Beta(α, α): the first image with the last, the second with the
 //! last but one, and so on.
 
-use std::ops::RangeInclusive;
-
 use rayon::prelude::*;
 use tensor::rng::Sequence;
 
 use crate::resample::Window;
-use crate::{Augmentation, Batch, Error, Result};
+use crate::{Augmentation, Batch};
 
-/// The α for which the distribution Beta(α, α) is not practically degenerate.
-const ALPHAS: RangeInclusive<f64> = 0.01..=100.0;
-
-/// How a [`Loader`](crate::Loader) mixes the images of its batches.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Mixing {
-    /// α of mixup; 0 for none.
-    pub mixup: f64,
-    /// α of CutMix; 0 for none. If both are set, each is used for half of the micro-batches.
-    pub cutmix: f64,
-    /// The probability that a micro-batch is mixed at all.
-    pub probability: f64,
-    /// The share of each target that is spread over all classes.
-    pub smoothing: f64,
-}
-
-impl Mixing {
-    /// What an augmentation asks for, if it mixes.
-    pub fn of(augmentation: &Augmentation, smoothing: f64) -> Option<Self> {
-        let Augmentation { mixup, cutmix, mix: probability, .. } = *augmentation;
-        augmentation.mixes().then_some(Self { mixup, cutmix, probability, smoothing })
-    }
-
-    /// Checks that shares can be drawn.
-    ///
-    /// Errors: [`Error::Setting`] where a number is out of its range.
-    pub(crate) fn check(&self) -> Result<()> {
-        for (name, alpha) in [("mixup", self.mixup), ("cutmix", self.cutmix)] {
-            if alpha != 0.0 && !ALPHAS.contains(&alpha) {
-                let [least, most] = [ALPHAS.start(), ALPHAS.end()];
-                return Err(Error::setting(name, format!("{alpha} is neither 0, for none, nor in {least}..={most}")));
-            }
-        }
-        for (name, part) in [("mix", self.probability), ("smoothing", self.smoothing)] {
-            if !(0.0..=1.0).contains(&part) {
-                return Err(Error::setting(name, format!("{part} is not in 0..=1")));
-            }
-        }
-        Ok(())
-    }
-
-    /// Mixes the images of a batch, each of `parts` micro-batches separately, and sets the batch's targets. Labels
-    /// become the classes of the larger parts.
-    pub(crate) fn apply(&self, batch: &mut Batch, parts: usize, classes: usize, random: &mut Sequence) {
+impl Augmentation {
+    /// Mixes the images of a batch, each of `parts` micro-batches separately, and sets the batch's targets, a share of
+    /// which, `smoothing`, is spread over all classes. Labels become the classes of the larger parts.
+    pub(crate) fn mix_batch(
+        &self,
+        batch: &mut Batch,
+        parts: usize,
+        smoothing: f64,
+        classes: usize,
+        random: &mut Sequence,
+    ) {
         let [count, height, width, _] = batch.shape;
         let (image, parts) = (height * width * 3, parts.min(count));
-        batch.targets.resize(count * classes, (self.smoothing / classes as f64) as f32);
+        batch.targets.resize(count * classes, (smoothing / classes as f64) as f32);
         for part in 0..parts {
             let slots = batch.slots(part, parts);
             let images = &mut batch.images[slots.start * image..slots.end * image];
-            let share = self.mix(images, [height, width], random);
+            let share = self.mix_images(images, [height, width], random);
             let labels = &mut batch.labels[slots.clone()];
             let others: Vec<u32> = labels.iter().rev().copied().collect();
             let targets = batch.targets[slots.start * classes..slots.end * classes].chunks_exact_mut(classes);
             for ((label, other), target) in labels.iter_mut().zip(others).zip(targets) {
                 for (class, share) in [(*label, share), (other, 1.0 - share)] {
-                    target[class as usize] += ((1.0 - self.smoothing) * share) as f32;
+                    target[class as usize] += ((1.0 - smoothing) * share) as f32;
                 }
                 if share < 0.5 {
                     *label = other;
@@ -80,8 +45,8 @@ impl Mixing {
     }
 
     /// Mixes images (N, H, W, 3), and gives the share that each has kept of itself.
-    fn mix(&self, images: &mut [f32], [height, width]: [usize; 2], random: &mut Sequence) -> f64 {
-        if random.uniform() >= self.probability {
+    fn mix_images(&self, images: &mut [f32], [height, width]: [usize; 2], random: &mut Sequence) -> f64 {
+        if random.uniform() >= self.mix {
             return 1.0;
         }
         let cut = self.mixup == 0.0 || (self.cutmix > 0.0 && random.uniform() < 0.5);

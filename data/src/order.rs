@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use tensor::rng::{Philox, Sequence};
 
-use crate::{Error, LoaderConfig, Result};
+use crate::LoaderConfig;
 
 /// Names the stream of random numbers.
 const SHUFFLE: u64 = 0x5348_5546;
@@ -18,7 +18,9 @@ pub(crate) struct Showing {
 
 /// The order of an epoch of a data set of `len` samples. The `labels` of all of them are needed where classes are balanced.
 pub(crate) fn order(config: &LoaderConfig, epoch: u64, len: usize, labels: &[u32]) -> Vec<Showing> {
-    let LoaderConfig { batch_size, seed, shuffle, parts, repeats, balance, .. } = *config;
+    let LoaderConfig { batch_size, seed, shuffle, parts, .. } = *config;
+    let (repeats, balance) =
+        config.transform.augmentation().map_or((1, 0.0), |varied| (varied.repeats, varied.balance));
     let mut random = Philox::keyed(seed, &[SHUFFLE, epoch]).sequence();
     let samples = match (shuffle, balance > 0.0) {
         (true, true) => balanced(labels, balance, &mut random),
@@ -58,14 +60,6 @@ fn balanced(labels: &[u32], balance: f64, random: &mut Sequence) -> Vec<usize> {
         }
     }
     random.permutation(drawn.len()).into_iter().map(|place| drawn[place]).collect()
-}
-
-/// Errors: [`Error::Setting`] if `balance` is not from 0 to 1.
-pub(crate) fn check_balance(balance: f64) -> Result<()> {
-    if (0.0..=1.0).contains(&balance) {
-        return Ok(());
-    }
-    Err(Error::setting("balance", format!("{balance} is not in 0..=1")))
 }
 
 /// A batch dealt like cards, so that showings of a sample go to different parts: first what the first part gets, then what the

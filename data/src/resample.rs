@@ -195,18 +195,9 @@ fn blend(rows: &[u8], weights: &[i32], sums: &mut [i32], blended: &mut [u8]) {
 mod tests {
     use super::*;
     use crate::{Statistics, Transform};
-    use std::hint::black_box;
-    use std::time::Instant;
-    use tensor::rng::Philox;
 
     const PICTURES: &[u8] = include_bytes!("../tests/fixtures/resize.png");
     const CASES: &str = include_str!("../tests/fixtures/resize.txt");
-
-    fn noise(height: usize, width: usize) -> Image {
-        let random = Philox::new(5, (height * 1000 + width) as u64);
-        let pixels = (0..height * width * 3).map(|i| random.word(i as u64) as u8).collect();
-        Image::new(height, width, pixels).unwrap()
-    }
 
     /// `fixtures/resize.py` made them: the bytes of a picture, and then those of all cases.
     #[test]
@@ -249,23 +240,6 @@ mod tests {
         let whole = Window { top: 0, left: 0, height: 50, width: 70 };
         for side in [3, 50, 64] {
             assert_eq!(resize(&image, whole, [side; 2], Filter::Bicubic), [9, 130, 255].repeat(side * side));
-        }
-    }
-
-    /// `cargo test --release -p biformer-data --lib -- --ignored --nocapture speed` prints how long it takes.
-    #[test]
-    #[ignore = "a measurement"]
-    fn speed() {
-        let image = noise(375, 500);
-        let test = Window { top: 16, left: 58, ..Window::whole([224; 2]) };
-        for (name, size, part) in [("all of it", [224; 2], Window::whole([224; 2])), ("as in a test", [256, 341], test)]
-        {
-            let took = (0..50).map(|_| {
-                let started = Instant::now();
-                black_box(resize_part(&image, Window::whole([375, 500]), size, part, Filter::Bicubic));
-                started.elapsed()
-            });
-            println!("375x500 to 224x224, {name}: {:.2} ms", took.min().unwrap().as_secs_f64() * 1e3);
         }
     }
 }

@@ -105,8 +105,8 @@ impl Attention {
         [&self.qkv, &self.out]
     }
 
-    /// Attends within x (N, H, W, C), and adds a residual (N, H, W, C), if there is one. Errors: [`Error::Map`] where
-    /// routed attention cannot cut the map into regions, and those of the operations.
+    /// Attends within x (N, H, W, C), and adds a residual (N, H, W, C), if there is one. Errors: [`Error::Config`]
+    /// where routed attention cannot cut the map into regions, and those of the operations.
     pub fn forward<'t>(&self, pass: &Pass<'t>, x: Var<'t>, residual: Option<&Var<'t>>) -> Result<Var<'t>> {
         let mixed = match &self.core {
             Core::Routed(routed) => routed.forward(pass, &self.qkv, x)?,
@@ -142,15 +142,18 @@ impl RoutedAttention {
     fn forward<'t>(&self, pass: &Pass<'t>, qkv: &Linear, x: Var<'t>) -> Result<Var<'t>> {
         let [_, height, width, _] = x.value().dims("attention", "(N, H, W, C)")?;
         let (map, n_win) = ([height, width], self.n_win);
-        let unfit = |reason: String, advice: &'static str| Error::Map { height, width, reason, advice };
+        let unfit = |advice| {
+            let message =
+                format!("a map of {height}x{width} tokens does not divide into {n_win}x{n_win} regions; {advice}");
+            Error::Config { field: "n_win", message }
+        };
         let Some(regions) = regions::cut(map, n_win, self.family) else {
-            let reason = format!("it cannot be cut into {n_win}x{n_win} regions");
-            return Err(unfit(reason, "use larger images or a smaller n_win"));
+            return Err(unfit("use larger images or a smaller n_win"));
         };
         let (grid, padded) = (regions.grid(), regions.map());
         let pad_after_projection = self.family == Family::BiformerStlNchw;
         if padded != map && !(self.auto_pad || pad_after_projection) {
-            return Err(unfit(format!("n_win = {n_win} does not divide it"), "set auto_pad = true"));
+            return Err(unfit("set auto_pad = true"));
         }
         let qkv = if pad_after_projection {
             pad(qkv.forward(pass, &x)?, map, padded)?

@@ -9,26 +9,22 @@ pub enum Error {
     #[error(transparent)]
     Engine(#[from] autograd::Error),
     /// A name that no model has.
-    #[error("there is no model named \"{name}\"{}; the models are {}", did_you_mean(nearest.as_deref()), known.join(", "))]
+    #[error("there is no model named \"{name}\"{}; the models are {}", like(name, known), known.join(", "))]
     UnknownModel {
         /// What was asked for.
         name: String,
-        /// The known name that is most like it.
-        nearest: Option<String>,
         /// All known names.
         known: Vec<String>,
     },
     /// A field that the configuration does not have.
-    #[error("a model has no field \"{key}\"{}; the fields are {}", did_you_mean(nearest.as_deref()), known.join(", "))]
+    #[error("a model has no field \"{key}\"{}; the fields are {}", like(key, known), known.join(", "))]
     UnknownField {
         /// What was given.
         key: String,
-        /// The known field that is most like it.
-        nearest: Option<String>,
         /// All fields.
         known: Vec<String>,
     },
-    /// A configuration that no model can have.
+    /// A configuration that no model can have, or that does not go with the size of a map.
     #[error("model field {field}: {message}")]
     Config {
         /// The field.
@@ -75,18 +71,6 @@ pub enum Error {
         reason: String,
         /// Sizes that fit, or what else to do.
         advice: String,
-    },
-    /// A map that routed attention cannot cut into regions.
-    #[error("attention: a map of {height}x{width} tokens does not fit: {reason}; {advice}")]
-    Map {
-        /// The map's height.
-        height: usize,
-        /// The map's width.
-        width: usize,
-        /// Why not.
-        reason: String,
-        /// What to do.
-        advice: &'static str,
     },
     /// A weight file that does not fit the model. All differences are listed, and the first of each kind are shown.
     #[error(
@@ -226,6 +210,10 @@ impl fmt::Display for Differences {
 /// none.
 pub fn did_you_mean(nearest: Option<&str>) -> String {
     nearest.map_or(String::new(), |name| format!(" (did you mean \"{name}\"?)"))
+}
+
+fn like(name: &str, known: &[String]) -> String {
+    did_you_mean(nearest(name, known.iter().map(String::as_str)).as_deref())
 }
 
 /// serde's message about a value, reworded for those who write configurations instead of Rust.

@@ -56,6 +56,6 @@ pub use pass::{Mode, Pass, Trace};
 pub use presets::{PRESETS, Preset, preset};
 pub use regions::Routes;
 pub use run::Output;
-pub use safely::{copy_safely, ensure_writable, write_safely};
+pub use safely::{copy_safely, ensure_writable, remove_leftovers, write_safely};
 pub use state::{Builder, Init, RunningStatistics, StatisticsId};
 pub use weights::recognised;

@@ -1,7 +1,7 @@
 //! Fields of a configuration by name: how they are written in files and on the command line.
 
 use crate::config::ModelConfig;
-use crate::error::{Error, Result, in_plain_words, nearest};
+use crate::error::{Error, Result, in_plain_words};
 use serde_json::Value;
 
 /// The fields of [`ModelConfig`], as they are written in files and on the command line.
@@ -64,7 +64,7 @@ impl ModelConfig {
         let key = field_name(key.trim());
         let Some(field) = FIELDS.into_iter().find(|&field| field == key) else {
             let known = FIELDS.map(str::to_owned).to_vec();
-            return Err(Error::UnknownField { key: key.into(), nearest: nearest(key, FIELDS), known });
+            return Err(Error::UnknownField { key: key.into(), known });
         };
         let mut table = serde_json::to_value(self).map_err(|error| wrong(error.to_string()))?;
         let value = parse(value, table[field].is_array());

@@ -166,8 +166,9 @@ impl<'t> Pass<'t> {
     }
 
     /// Makes linear layers and convolutions use these: [`BiFormer::factors`](crate::BiFormer::factors), or
-    /// [`BiFormer::prepared`](crate::BiFormer::prepared); for other parameters than the model's, such as their average,
-    /// [`Factors::new`]. Without them, layers use the parameters as they are, even in a model that is placed in bf16.
+    /// [`BiFormer::prepared`](crate::BiFormer::prepared), as
+    /// [`BiFormer::pass_with`](crate::BiFormer::pass_with) does; for other parameters than the model's, such as their
+    /// average, [`Factors::new`]. Without them, layers use the parameters as they are, even in a model that is placed in bf16.
     pub fn with_factors(self, factors: Factors) -> Self {
         self.with(|given| given.factors = factors)
     }

@@ -1,7 +1,7 @@
 //! The models by name.
 
 use crate::config::{Family, ModelConfig, PerStage};
-use crate::error::{Error, Result, nearest};
+use crate::error::{Error, Result};
 
 /// A named model.
 #[derive(Debug)]
@@ -45,7 +45,6 @@ pub static PRESETS: &[Preset] = &[
 pub fn preset(name: &str) -> Result<&'static Preset> {
     PRESETS.iter().find(|preset| preset.name == name).ok_or_else(|| Error::UnknownModel {
         name: name.to_owned(),
-        nearest: nearest(name, PRESETS.iter().map(|preset| preset.name)),
         known: PRESETS.iter().map(|preset| preset.name.to_owned()).collect(),
     })
 }

@@ -35,7 +35,14 @@ impl BiFormer {
     /// A pass with the model's parameters, [factors](BiFormer::factors) and running statistics: to be given options,
     /// for [`run`](BiFormer::run), and for layers [beside](BiFormer::with) the model. Errors: those of the device.
     pub fn pass<'t>(&self, tape: &'t Tape, mode: Mode) -> Result<Pass<'t>> {
-        Ok(Pass::new(tape, mode, &self.parameters, &self.statistics).with_factors(self.factors()?))
+        Ok(self.pass_with(self.factors()?, tape, mode))
+    }
+
+    /// The same with the parameters' [factors](BiFormer::factors), or [prepared](BiFormer::prepared), for passes
+    /// between which they do not change. Those of another model, or prepared ones in training, are refused by
+    /// [`run`](BiFormer::run).
+    pub fn pass_with<'t>(&self, factors: Factors, tape: &'t Tape, mode: Mode) -> Pass<'t> {
+        Pass::new(tape, mode, &self.parameters, &self.statistics).with_factors(factors)
     }
 
     /// A pass over images (N, H, W, 3), which are brought to the model's device and its type. Errors:
@@ -44,25 +51,13 @@ impl BiFormer {
         self.output(self.pass(tape, mode)?, images)
     }
 
-    /// The same with the parameters' [factors](BiFormer::factors), or [prepared](BiFormer::prepared), for passes
-    /// between which they do not change. [`Error::Pass`](crate::Error::Pass): they are another model's, or prepared,
-    /// and the mode is to train.
-    pub fn forward_with<'t>(
-        &self,
-        factors: Factors,
-        tape: &'t Tape,
-        images: &Tensor,
-        mode: Mode,
-    ) -> Result<Output<'t>> {
-        self.output(Pass::new(tape, mode, &self.parameters, &self.statistics).with_factors(factors), images)
-    }
-
     pub(crate) fn output<'t>(&self, pass: Pass<'t>, images: &Tensor) -> Result<Output<'t>> {
         let values = self.run(&pass, images)?;
         Ok(Output { values, features: self.config().features, trace: pass.into_trace() })
     }
 
-    /// A pass whose options and trace are the caller's. Errors: as those of [`BiFormer::forward_with`].
+    /// A pass whose options and trace are the caller's. Errors: as those of [`BiFormer::forward`], and
+    /// [`Error::Pass`](crate::Error::Pass) where it is not for this model.
     ///
     /// On the CPU, inference processes a batch [a number of images](BiFormer::images_at_once) at a time: a large batch
     /// needs hardly more memory than a small one, and is as fast.

@@ -2,15 +2,15 @@
 
 use crate::error::Result;
 use crate::reading::{NOT_REGULAR, io};
-use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
-use std::hash::{BuildHasher, RandomState};
 use std::io::Write;
 #[cfg(unix)]
 use std::os::unix::fs::{MetadataExt, fchown};
 use std::path::{Path, PathBuf};
-use std::sync::LazyLock;
-use std::sync::atomic::{AtomicU64, Ordering};
+use tempfile::NamedTempFile;
+
+/// How the names of temporary files begin and end.
+const AFFIXES: [&str; 2] = [".biformer-", ".tmp"];
 
 /// Writes a file so that whatever happens, even a full disk or a power cut, there is either the old file or the new one
 /// under its name: the bytes are written to a temporary file beside it, which is synced and then renamed. An existing
@@ -27,29 +27,26 @@ pub fn copy_safely(from: &Path, to: &Path) -> Result<()> {
 }
 
 pub(crate) fn write_with(path: &Path, put: impl FnOnce(&mut File) -> std::io::Result<()>) -> Result<()> {
-    let (path, temporary) = &with_temporary(path)?;
-    let written = File::create(temporary).and_then(|mut file| {
+    let path = &place(path)?;
+    let write = || {
+        let mut temporary = temporary_in(folder_of(path))?;
+        let file = temporary.as_file_mut();
         if let Ok(before) = fs::metadata(path) {
             // Errors are ignored: not every file system has owners and permissions, and not every user may change a
             // file's owner, though perhaps its group.
             #[cfg(unix)]
-            let _ = (fchown(&file, None, Some(before.gid())), fchown(&file, Some(before.uid()), None));
+            let _ = (fchown(&*file, None, Some(before.gid())), fchown(&*file, Some(before.uid()), None));
             let _ = file.set_permissions(before.permissions());
         }
-        put(&mut file)?;
-        file.sync_all()
-    });
-    let renamed = written.and_then(|()| fs::rename(temporary, path));
-    if let Err(cause) = renamed {
-        // The first error is the one to tell; a leftover that cannot be removed changes nothing.
-        let _ = fs::remove_file(temporary);
-        return Err(io(path, cause));
-    }
+        put(file)?;
+        file.sync_all()?;
+        temporary.persist(path)?;
+        Ok(())
+    };
+    write().map_err(|cause| io(path, cause))?;
     #[cfg(unix)]
-    if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
-        // Makes the rename itself durable; not every file system can, and the file is complete either way.
-        let _ = File::open(folder).and_then(|folder| folder.sync_all());
-    }
+    // Makes the renaming itself durable; not every file system can, and the file is complete either way.
+    let _ = File::open(folder_of(path)).and_then(|folder| folder.sync_all());
     Ok(())
 }
 
@@ -59,41 +56,45 @@ pub fn ensure_writable(path: &Path) -> Result<()> {
     if path.as_os_str().as_encoded_bytes().last().is_some_and(|&last| std::path::is_separator(last.into())) {
         return Err(io(path, std::io::Error::other("that is the name of a folder; add a file's")));
     }
-    let (path, temporary) = &with_temporary(path)?;
+    let path = &place(path)?;
     let probed = match fs::symlink_metadata(path) {
         // A name that is too long, for instance.
         Err(cause) if cause.kind() != std::io::ErrorKind::NotFound => Err(cause),
-        _ => File::create(temporary).and_then(|_| fs::remove_file(temporary)),
+        _ => temporary_in(folder_of(path)).map(drop),
     };
     probed.map_err(|cause| io(path, cause))
 }
 
-/// Random for each process: it distinguishes this one from another with the same process ID, on another machine or in
-/// another container, that writes the same file; and it gives short names to files with long ones.
-static RANDOM: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+/// Removes the temporary files that killed processes have left in a folder, as far as it can: they are litter, worth
+/// removing and not worth failing over. Nobody else may be writing to the folder.
+pub fn remove_leftovers(folder: &Path) {
+    let [prefix, suffix] = AFFIXES.map(str::as_bytes);
+    let is_temporary = |name: &[u8]| name.starts_with(prefix) && name.ends_with(suffix);
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        if is_temporary(entry.file_name().as_encoded_bytes()) {
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+}
 
-/// The longest name, in bytes, that a temporary file's contains: systems allow 255 in all.
-const MAX_NAME: usize = 200;
+/// A new file under a name of its own, which is removed unless it gets another.
+fn temporary_in(folder: &Path) -> std::io::Result<NamedTempFile> {
+    let [prefix, suffix] = AFFIXES;
+    // Created here, because the library's own files are for their owner alone.
+    tempfile::Builder::new().prefix(prefix).suffix(suffix).make_in(folder, |path| File::create_new(path))
+}
 
-/// The file that a path names, through links (renaming would replace them), and the temporary one beside it.
-fn with_temporary(path: &Path) -> Result<(PathBuf, PathBuf)> {
+/// The folder of a file: "." where its path has none.
+fn folder_of(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// The file that a path names, through links: renaming would replace them.
+fn place(path: &Path) -> Result<PathBuf> {
     if fs::metadata(path).is_ok_and(|there| !there.is_file()) {
         return Err(io(path, std::io::Error::other(NOT_REGULAR)));
     }
-    let path = through_links(path).map_err(|cause| io(path, cause))?;
-    // As text, two different names that are not valid UTF-8 could become the same.
-    let (mut name, own) = (OsString::from("."), path.file_name().unwrap_or(OsStr::new("file")));
-    if own.len() > MAX_NAME {
-        name.push(format!("{:016x}", RANDOM.hash_one(own)));
-    } else {
-        name.push(own);
-    }
-    // Two threads may write the same file.
-    static WRITTEN: AtomicU64 = AtomicU64::new(0);
-    let number = WRITTEN.fetch_add(1, Ordering::Relaxed);
-    name.push(format!(".{}{:06}{number}.tmp", std::process::id(), RANDOM.hash_one(0) % 1_000_000));
-    let temporary = path.with_file_name(name);
-    Ok((path, temporary))
+    through_links(path).map_err(|cause| io(path, cause))
 }
 
 /// The target of a path through symbolic links, which need not exist yet.
@@ -126,5 +127,30 @@ mod tests {
         let bytes = fs::read(&path).unwrap();
         assert!(bytes.len() == 100_000 && bytes.iter().all(|&byte| byte == bytes[0]));
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn what_a_killed_process_leaves_is_removed_and_nothing_else() {
+        let folder = tempfile::tempdir().unwrap();
+        let (_, left) = temporary_in(folder.path()).unwrap().keep().unwrap();
+        let others = [".biformer-notes", "biformer-1.tmp", ".notes.tmp"];
+        others.iter().for_each(|name| fs::write(folder.path().join(name), "").unwrap());
+        remove_leftovers(folder.path());
+        assert!(!left.exists() && others.iter().all(|name| folder.path().join(name).exists()));
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_new_file_has_the_permissions_of_any_and_another_keeps_its_own() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let [any, path] = ["any", "file"].map(|name| folder.path().join(name));
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode();
+        fs::write(&any, "").unwrap();
+        write_safely(&path, b"").unwrap();
+        assert_eq!(mode(&path), mode(&any));
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
+        write_safely(&path, b"new").unwrap();
+        assert_eq!(mode(&path) & 0o777, 0o640);
     }
 }

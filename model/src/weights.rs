@@ -7,7 +7,7 @@ use crate::files::TensorFile;
 use crate::presets::{PRESETS, Preset};
 use crate::state::{RunningStatistics, STATISTICS};
 use autograd::Parameters;
-use tensor::{DType, Device, Tensor};
+use tensor::{DType, Device, Shape, Tensor};
 
 /// What wrappers put before all names: DataParallel, and torch.compile.
 const WRAPPERS: [&str; 2] = ["module.", "_orig_mod."];
@@ -49,6 +49,9 @@ impl TensorFile {
     /// and nothing else; otherwise [`Error::Weights`] lists all differences. [`Error::Unusable`]: a number is not finite
     /// in the model's type, or is a variance below 0. [`tensor::Error::Shared`] while a tape or a view of the weights
     /// lives. After an error the model is as it was. `path` names the file in errors.
+    ///
+    /// How many batches went into running statistics may be missing, and is then 0, or be a whole number of a float type:
+    /// nothing is computed from it, and programs that convert weights often drop it or convert it with them.
     pub fn put(&self, parameters: &mut Parameters, statistics: &mut [RunningStatistics], path: &str) -> Result<()> {
         self.put_except(&|_| false, parameters, statistics, path).map(|_| ())
     }
@@ -68,16 +71,19 @@ impl TensorFile {
             name.rsplit_once('.').is_some_and(|(layer, field)| STATISTICS.contains(&field) && there(layer))
         };
         let (mut kept, mut differences) = (vec![], Differences::default());
+        // Of a model's tensors only the numbers of batches are integers.
+        let counts = |name: &str| own.tensors.get(name).is_some_and(|tensor| tensor.dtype() == DType::Index);
         for (name, tensor) in &own.tensors {
             match self.tensors.get(name) {
                 Some(other) if other.shape() != tensor.shape() => {
                     differences.unlike.push(format!("{name} is {}, should be {}", other.shape(), tensor.shape()));
                 }
-                Some(other) if (other.dtype() == DType::Index) != (tensor.dtype() == DType::Index) => {
-                    differences.unlike.push(format!("{name} is of type {}", other.dtype()));
+                Some(other) if other.dtype() == DType::Index && !counts(name) => {
+                    differences.unlike.push(format!("{name} is of integers, should be of floats"));
                 }
                 Some(_) => {}
                 None if skipped(name) && !in_part(name) => kept.push(name.clone()),
+                None if counts(name) => {}
                 None => differences.missing.push(format!("{name} {} is missing", tensor.shape())),
             }
         }
@@ -88,12 +94,15 @@ impl TensorFile {
             return Err(Error::Weights { path: path.to_owned(), differences });
         }
         for (name, tensor) in self.tensors.iter().filter(|(name, _)| own.tensors.contains_key(*name)) {
-            if tensor.dtype() == DType::Index {
-                continue;
-            }
-            let unusable = |x: f64| !x.is_finite() || (x < 0.0 && name.ends_with(".running_var"));
-            // As the model will have them: a number may be too large for its type.
-            if let Some(number) = tensor.cast(parameters.layout().dtype())?.find(unusable)? {
+            let unusable = if counts(name) {
+                // Infinity is one that was too large for the type it was converted to.
+                tensor.find(|x| x < 0.0 || x != x.trunc())?
+            } else {
+                let unusable = |x: f64| !x.is_finite() || (x < 0.0 && name.ends_with(".running_var"));
+                // As the model will have them: a number may be too large for its type.
+                tensor.cast(parameters.layout().dtype())?.find(unusable)?
+            };
+            if let Some(number) = unusable {
                 return Err(Error::Unusable { path: path.to_owned(), tensor: name.clone(), number });
             }
         }
@@ -111,8 +120,8 @@ impl TensorFile {
         }
         for running in statistics {
             let of_file = STATISTICS.map(|field| self.tensors.get(&format!("{}.{field}", running.name)));
-            if let [Some(mean), Some(variance), Some(batches)] = of_file {
-                let batches = u64::from(batches.item::<u32>()?);
+            if let [Some(mean), Some(variance), batches] = of_file {
+                let batches = batches.map_or(Ok(0), batches_in)?;
                 let device = running.mean.device();
                 // Copies, not the file's own tensors, which may still be in use: a shared tensor cannot be written.
                 let own = |tensor: &Tensor| tensor.cast(layout.dtype())?.duplicate()?.to_device(&device);
@@ -129,10 +138,23 @@ impl TensorFile {
     }
 }
 
+/// The number of batches that a tensor holds, as an integer or as a float.
+fn batches_in(tensor: &Tensor) -> Result<u64> {
+    Ok(match tensor.dtype() {
+        DType::Index => tensor.item::<u32>()?.into(),
+        _ => (tensor.cast(DType::F64)?.item::<f64>()? as u32).into(),
+    })
+}
+
 /// The named model whose tensors, with their shapes, are exactly those of a state_dict, except that its head may be for
-/// any number of classes. Fields that no weight depends on (k, the number of regions, padding) cannot be recognised.
+/// any number of classes, and that numbers of batches may be missing. Fields that no weight depends on (k, the number of
+/// regions, padding) cannot be recognised.
 /// Errors: those of [`BiFormer::blank`].
 pub fn recognised(file: &TensorFile) -> Result<Option<&'static Preset>> {
+    fn shapes(file: &TensorFile) -> impl Iterator<Item = (&String, &Shape)> {
+        let essential = file.tensors.iter().filter(|(name, _)| !name.ends_with(".num_batches_tracked"));
+        essential.map(|(name, tensor)| (name, tensor.shape()))
+    }
     let Some(num_classes) = file.head_classes() else { return Ok(None) };
     let blocks = file.tensors.keys().filter(|name| name.ends_with(".norm1.weight")).count();
     for preset in PRESETS {
@@ -140,12 +162,8 @@ pub fn recognised(file: &TensorFile) -> Result<Option<&'static Preset>> {
         // Checked before a model of that size is built: each block has one such norm.
         let deep = blocks == config.depth.iter().sum::<usize>();
         let wide = file.tensors["head.weight"].shape().get(1) == config.embed_dim.last();
-        if deep && wide {
-            let own = BiFormer::blank(&config, DType::F32)?.state_dict()?.tensors;
-            let same = |name: &String| file.tensors.get(name).map(Tensor::shape) == own.get(name).map(Tensor::shape);
-            if own.len() == file.tensors.len() && own.keys().all(same) {
-                return Ok(Some(preset));
-            }
+        if deep && wide && shapes(&BiFormer::blank(&config, DType::F32)?.state_dict()?).eq(shapes(file)) {
+            return Ok(Some(preset));
         }
     }
     Ok(None)
@@ -157,9 +175,10 @@ impl BiFormer {
         TensorFile::of(&self.parameters, &self.statistics)
     }
 
-    /// Takes weights over. Every tensor of the model must be there with its shape, and nothing else; otherwise
-    /// [`Error::Weights`] lists all differences. [`Error::Unusable`]: a number is not finite in the model's type, or is a
-    /// variance below 0. After an error the model is as it was. `path` names the file in errors.
+    /// Takes weights over. Every tensor of the model must be there with its shape, and nothing else, except as
+    /// [`TensorFile::put`] has it; otherwise [`Error::Weights`] lists all differences. [`Error::Unusable`]: a number is not
+    /// finite in the model's type, or is a variance below 0. After an error the model is as it was. `path` names the file
+    /// in errors.
     ///
     /// The names are those of the model; those of a wrapped one are [unwrapped](TensorFile::unwrapped) first. A model
     /// without a head also loads a classifier's weights. Tensors that the file lacks and that may be missing (a
@@ -235,6 +254,7 @@ impl BiFormer {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tensor::bf16;
 
     #[test]
     fn state_dicts_are_recognised_by_their_tensors() -> Result<()> {
@@ -242,6 +262,8 @@ mod tests {
             let config = ModelConfig { num_classes: 7, ..crate::preset(name)?.config() };
             let mut file = BiFormer::blank(&config, DType::F32)?.state_dict()?;
             assert_eq!(recognised(&file)?.map(|preset| preset.name), Some(name));
+            file.tensors.retain(|name, _| !name.ends_with("num_batches_tracked"));
+            assert_eq!(recognised(&file)?.map(|preset| preset.name), Some(name), "without numbers of batches");
             let bias = file.tensors.remove("head.bias").unwrap();
             assert!(recognised(&file)?.is_none(), "{name} without one of its tensors");
             file.tensors.insert("head.bias".into(), Tensor::full([8], 0f32));
@@ -251,6 +273,51 @@ mod tests {
             assert!(recognised(&file)?.is_none(), "{name} with one more");
         }
         assert!(recognised(&TensorFile::default())?.is_none());
+        Ok(())
+    }
+
+    #[test]
+    fn the_number_of_batches_may_be_missing_or_a_float() -> Result<()> {
+        const NAME: &str = "norm.num_batches_tracked";
+        let mut model = BiFormer::new(&crate::preset("nano")?.config(), 0, DType::F32)?;
+        let mut file = model.state_dict()?.duplicate()?;
+        let mut load = |counted: Option<Tensor>| {
+            file.tensors.remove(NAME);
+            file.tensors.extend(counted.map(|tensor| (NAME.to_owned(), tensor)));
+            let kept = model.load(&file, "file")?;
+            assert!(kept.is_empty(), "{kept:?}");
+            Ok::<_, Error>(model.statistics.iter().find(|of| of.name == "norm").unwrap().batches)
+        };
+        let most = u64::from(u32::MAX);
+        for (counted, expected) in [
+            (Some(Tensor::scalar(7u32)), 7),
+            (Some(Tensor::scalar(375_300f32)), 375_300),
+            (Some(Tensor::scalar(bf16::from_f32(256.0))), 256),
+            (Some(Tensor::scalar(1e300)), most),
+            (Some(Tensor::scalar(f32::INFINITY)), most),
+            (None, 0),
+        ] {
+            assert_eq!(load(counted)?, expected);
+        }
+        for number in [-1.0, 0.5, f64::NEG_INFINITY, f64::NAN] {
+            let refused = load(Some(Tensor::scalar(number)));
+            assert!(matches!(&refused, Err(Error::Unusable { tensor, .. }) if tensor == NAME), "{number}: {refused:?}");
+        }
+        assert!(load(Some(Tensor::full([1], 7u32))).unwrap_err().to_string().contains(NAME));
+        Ok(())
+    }
+
+    /// Nor weights of integers.
+    #[test]
+    fn running_statistics_may_not_be_missing() -> Result<()> {
+        let mut model = BiFormer::blank(&crate::preset("nano")?.config(), DType::F32)?;
+        let mut file = model.state_dict()?.duplicate()?;
+        file.tensors.remove("norm.running_var");
+        file.tensors.insert("norm.bias".into(), Tensor::full([192], 1u32));
+        let said = model.load(&file, "file").unwrap_err().to_string();
+        for expected in ["norm.running_var (192) is missing", "norm.bias is of integers, should be of floats"] {
+            assert!(said.contains(expected), "{said}");
+        }
         Ok(())
     }
 

@@ -13,7 +13,7 @@ use anyhow::{Context, Error, Result, bail};
 use autograd::Tape;
 use clap::Args;
 use data::{Transform, load_image};
-use model::{BiFormer, Factors, Mode, Pass, Trace};
+use model::{BiFormer, Factors, Mode, Trace};
 use rayon::prelude::*;
 use serde::Serialize;
 use std::borrow::Cow;
@@ -331,7 +331,7 @@ fn classify(
     }
     let images = Tensor::from_slice(&pixels, [loaded.iter().flatten().count(), size, size, 3])?;
     let tape = Tape::inference();
-    let pass = Pass::new(&tape, Mode::Evaluate, &model.parameters, &model.statistics).with_factors(factors);
+    let pass = model.pass_with(factors, &tape, Mode::Evaluate);
     let pass = match point {
         Some(point) => pass.attention_from(point),
         None => pass,

@@ -2,19 +2,19 @@
 
 use super::Status;
 use super::options::{Threads, pictures_in, whole};
-use crate::folder_lock::Locked;
+use crate::folder_lock::{LOCK, Locked};
 use crate::paths::resolved;
 use crate::printing::{bar, plural, tell};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use data::shrunk;
 use indicatif::ProgressBar;
-use model::ensure_writable;
+use model::{ensure_writable, remove_leftovers, write_safely};
 use rayon::prelude::*;
-use std::fs::{self, File};
-use std::io::{self, Write};
+use std::collections::BTreeSet;
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
-use std::process;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 #[derive(Debug, Args)]
@@ -61,16 +61,17 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
                 "--output {shown}: pictures are being written there already; wait for the end, or name another folder"
             );
         };
-        remove_leftovers(&output).with_context(named)?;
-        ensure_writable(&output.join(TEMPORARY)).with_context(named)?;
+        let beside = |picture: &PathBuf| Some(output.join(picture.strip_prefix(&arguments.data).ok()?.parent()?));
+        pictures.iter().filter_map(beside).collect::<BTreeSet<_>>().iter().for_each(|folder| remove_leftovers(folder));
+        ensure_writable(&output.join(LOCK)).with_context(named)?;
         let bar = bar(pictures.len());
         bar.set_message("pictures");
         let (folders, full) = ([arguments.data.as_path(), &from, &output], AtomicBool::new(false));
-        let outcomes = pictures.par_iter().enumerate().map(|(number, picture)| {
+        let outcomes = pictures.par_iter().map(|picture| {
             if full.load(Ordering::Relaxed) {
                 return Ok(Outcome::Left);
             }
-            let outcome = shrink_one(number, picture, folders, arguments.side.into(), &bar);
+            let outcome = shrink_one(picture, folders, arguments.side.into(), &bar);
             full.fetch_or(outcome.is_err(), Ordering::Relaxed);
             bar.inc(1);
             outcome
@@ -134,13 +135,7 @@ fn folders(arguments: &Arguments) -> Result<(PathBuf, PathBuf)> {
 }
 
 /// Writes one smaller picture, to the path in `output` that it has in `data`. Errors: it cannot be written.
-fn shrink_one(
-    number: usize,
-    picture: &Path,
-    [data, from, output]: [&Path; 3],
-    side: usize,
-    bar: &ProgressBar,
-) -> Result<Outcome> {
+fn shrink_one(picture: &Path, [data, from, output]: [&Path; 3], side: usize, bar: &ProgressBar) -> Result<Outcome> {
     let to = output.join(picture.strip_prefix(data)?);
     let named = || to.display().to_string();
     if fs::metadata(&to).is_ok_and(|there| there.is_file() && there.len() > 0) {
@@ -159,28 +154,10 @@ fn shrink_one(
             bail!("{}: a symbolic link leads from there into --data; name another --output", folder.display());
         }
     }
-    // The file appears under its name complete or not at all, however the program ends.
-    let temporary = output.join(format!("{TEMPORARY}{}-{number}", process::id()));
-    let write = || {
-        let mut file = File::create(&temporary)?;
-        file.write_all(&bytes)?;
-        file.sync_data()?;
-        fs::rename(&temporary, &to)
-    };
-    write().inspect_err(|_| _ = fs::remove_file(&temporary)).with_context(named)?;
-    Ok(Outcome::Written([fs::metadata(picture).map_or(0, |file| file.len()), bytes.len() as u64]))
-}
-
-/// The prefix of the names of temporary files.
-const TEMPORARY: &str = ".shrink-";
-
-/// Removes what a killed program has left.
-fn remove_leftovers(output: &Path) -> io::Result<()> {
-    for entry in fs::read_dir(output)? {
-        let entry = entry?;
-        if entry.file_name().as_encoded_bytes().starts_with(TEMPORARY.as_bytes()) && entry.file_type()?.is_file() {
-            fs::remove_file(entry.path())?;
-        }
+    if to.is_symlink() {
+        // It leads nowhere, or to an empty file, perhaps in --data.
+        fs::remove_file(&to).with_context(named)?;
     }
-    Ok(())
+    write_safely(&to, &bytes)?;
+    Ok(Outcome::Written([fs::metadata(picture).map_or(0, |file| file.len()), bytes.len() as u64]))
 }

@@ -8,7 +8,7 @@ use anyhow::Result;
 use autograd::Tape;
 use data::Batch;
 use model::cost::{activation_bytes, macs};
-use model::{BiFormer, Family, Mode, ModelConfig, Pass};
+use model::{BiFormer, Family, Mode, ModelConfig};
 use tensor::{DType, Device, Tensor, pool_stats, settle_pool, trim_pool};
 
 /// The compute budget of a forecast: about how many pixels and how many multiply-adds of forward passes it may process.
@@ -81,8 +81,8 @@ pub fn inference(config: &RunConfig, size: Size, dtype: DType) -> Result<Option<
     for _ in 0..PASSES {
         settle_pool();
         let tape = Tape::inference();
-        let pass = Pass::new(&tape, Mode::Evaluate, &model.parameters, &model.statistics);
-        let values = model.run(&pass.with_factors(factors.clone()).grouped_as(size), &images)?;
+        let pass = model.pass_with(factors.clone(), &tape, Mode::Evaluate).grouped_as(size);
+        let values = model.run(&pass, &images)?;
         results = values.iter().map(|value| value.value().bytes()).sum::<usize>() as u64;
     }
     // What a thread retains for its kernels does not depend on the size of the images.

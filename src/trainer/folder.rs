@@ -11,7 +11,7 @@ use crate::pictures::curves::Told;
 use crate::printing::tell;
 use anyhow::{Context, Error, Result, anyhow, bail};
 use data::{Batch, Transform};
-use model::{Trace, ensure_writable, write_safely};
+use model::{Trace, ensure_writable, remove_leftovers, write_safely};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -39,7 +39,7 @@ impl RunFolder {
         let folder = Self { path: path.clone(), locked: lock(path)? };
         // Checked only under the lock: another run may have started and ended in the meantime.
         ensure_unused(path)?;
-        folder.clean()?;
+        remove_leftovers(path);
         Ok(folder)
     }
 
@@ -152,17 +152,7 @@ impl RunFolder {
     /// an earlier checkpoint writes again. Half-written files of killed processes are removed.
     pub(super) fn rewind(&self, progress: &Progress) -> Result<()> {
         self.rewind_logs(progress)?;
-        self.clean()
-    }
-
-    /// Removes what killed processes left half-written.
-    fn clean(&self) -> Result<()> {
-        for entry in fs::read_dir(&self.path)?.flatten() {
-            if is_temporary(&entry.file_name().to_string_lossy()) {
-                // Another process's litter: worth removing, not worth failing over.
-                let _ = fs::remove_file(entry.path());
-            }
-        }
+        remove_leftovers(&self.path);
         Ok(())
     }
 
@@ -286,38 +276,10 @@ fn lock(path: &Path) -> Result<Locked> {
     })
 }
 
-/// Whether this is the name of a temporary file that [`write_safely`] creates for one of a run's files, which a killed
-/// process leaves behind.
-fn is_temporary(name: &str) -> bool {
-    let number = |rest: &str| rest.strip_suffix(".tmp").is_some_and(is_number);
-    let of = |written: &str| name.strip_prefix('.')?.strip_prefix(written)?.strip_prefix('.').map(number);
-    FILES.into_iter().any(|written| of(written) == Some(true))
-}
-
-fn is_number(text: &str) -> bool {
-    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
-}
-
 /// Which error of the system is the cause, if one is.
 pub(super) fn kind(error: &Error) -> Option<io::ErrorKind> {
     error.chain().find_map(|cause| match cause.downcast_ref() {
         Some(model::Error::Io { cause, .. }) => Some(cause.kind()),
         _ => cause.downcast_ref::<io::Error>().map(io::Error::kind),
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_files_that_a_run_begins_are_temporary() {
-        assert!(
-            [".config.toml.12.tmp", ".checkpoint.safetensors.4711.tmp", ".routing.png.1.tmp"].map(is_temporary)
-                == [true; 3]
-        );
-        let others =
-            ["config.toml", ".notes.12.tmp", ".config.toml.tmp", ".config.toml..tmp", ".config.toml.a.tmp", ".x.tmp"];
-        assert!(others.map(is_temporary) == [false; 6]);
-    }
 }

@@ -5,7 +5,7 @@ use crate::config::RunConfig;
 use crate::paths::{error_of, resolved};
 use crate::printing::tell;
 use anyhow::{Context, Result, bail};
-use data::{Dataset, Loader, LoaderConfig, Mixing, Split, Transform};
+use data::{Dataset, Loader, LoaderConfig, Split, Transform};
 use std::fmt;
 use std::io;
 use std::path::Path;
@@ -142,7 +142,7 @@ impl Images {
         let at_once = config.at_once();
         let mut testing = LoaderConfig::eval(at_once, config.test_transform(statistics)?);
         training.parts = config.micro_batches;
-        training.mixing = Mixing::of(&config.augmentation, config.label_smoothing);
+        training.smoothing = config.label_smoothing;
         training.max_bad_images = config.max_bad_images;
         testing.max_bad_images = config.max_bad_images;
         let (images, asked, parts) = (train.len(), config.batch_size, config.micro_batches);

@@ -53,8 +53,8 @@ fn as_file(images: &dyn Dataset, index: usize, folder: &Path) -> PathBuf {
 fn probabilities(model: &BiFormer, pixels: &[f32]) -> Result<Vec<f64>> {
     let (tape, image) = (Tape::inference(), Tensor::from_slice(pixels, [1, 32, 32, 3])?);
     // Prepared, as the program does it: percentages are to be rounded alike.
-    let output = model.forward_with(model.prepared()?, &tape, &image, Mode::Evaluate)?;
-    let weights: Vec<f64> = output.logits()?.value().to_vec::<f32>()?.iter().map(|&x| f64::from(x).exp()).collect();
+    let logits = model.run(&model.pass_with(model.prepared()?, &tape, Mode::Evaluate), &image)?.swap_remove(0);
+    let weights: Vec<f64> = logits.value().to_vec::<f32>()?.iter().map(|&x| f64::from(x).exp()).collect();
     let total: f64 = weights.iter().sum();
     Ok(weights.into_iter().map(|weight| weight / total).collect())
 }

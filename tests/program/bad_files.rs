@@ -53,7 +53,7 @@ fn weights_of_another_model() {
         "stages.0.0.norm1.weight (24) is missing",
         "stages.9.0.norm1.weight (2) is not part of the model",
         "stages.1.0.norm2.bias is (47), should be (48)",
-        "stages.2.0.norm2.bias is of type",
+        "stages.2.0.norm2.bias is of integers, should be of floats",
     ]);
     wrong.tensors = wrong.tensors.into_iter().map(|(name, tensor)| (format!("{name}.x"), tensor)).collect();
     wrong.write(&weights).unwrap();
@@ -335,9 +335,9 @@ fn a_disk_that_fills_up_harms_no_checkpoint() {
     // What did not begin is not in the way.
     assert!(contents(&new).keys().eq([".lock"]));
     // Nor is what a killed one left.
-    fs::write(new.join(".checkpoint.safetensors.1.tmp"), "half").unwrap();
+    fs::write(new.join(".biformer-killed.tmp"), "half").unwrap();
     biformer(&train).ok();
-    assert!(!new.join(".checkpoint.safetensors.1.tmp").exists());
+    assert!(!new.join(".biformer-killed.tmp").exists());
 }
 
 #[cfg(unix)]

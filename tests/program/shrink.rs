@@ -123,7 +123,7 @@ fn names_that_are_no_texts_are_kept_apart() {
         fs::rename(&grey, photos.join(name(byte))).unwrap();
     }
     fs::create_dir_all(&small).unwrap();
-    fs::write(small.join(".shrink-1-1"), "what a killed program left").unwrap();
+    fs::write(small.join(".biformer-killed.tmp"), "what a killed program left").unwrap();
     let asked = ["shrink", "--data", text(&photos), "--output", text(&small), "--side", "8", "--threads", "8"];
     assert!(biformer(&asked).ok().out.contains("128 pictures written"));
     for byte in 0x80..=0xff {
@@ -143,7 +143,7 @@ fn one_folder_is_for_one_program_at_a_time() {
     samples::picture(&photos.join("a.png"), 40, 30, [1, 2, 3]);
     let shrink = || biformer(&["shrink", "--data", text(&photos), "--output", text(&small), "--side", "8"]);
     let other = Locked::new(&small).unwrap().expect("nobody is there yet");
-    let begun = small.join(".shrink-1-1");
+    let begun = small.join(".biformer-killed.tmp");
     fs::write(&begun, "what the other has begun").unwrap();
     shrink().refused(&["--output", "being written there already", "another folder"]);
     assert!(begun.exists());

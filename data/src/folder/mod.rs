@@ -19,7 +19,7 @@ use crate::listing::{Listing, Others, is_folder, is_of_the_system, visible};
 use crate::{Dataset, Error, Result, Sample, Split, Statistics, load_image};
 
 /// What a folder may be divided into.
-const PARTS: [Split; 3] = [Split::Train, Split::Val, Split::Test];
+pub(crate) const PARTS: [Split; 3] = [Split::Train, Split::Val, Split::Test];
 
 /// The images below `ROOT/train/CLASS/`, `ROOT/val/CLASS/` or `ROOT/test/CLASS/`, also in folders of their own there.
 /// Where there is only `train/`, or only `ROOT/CLASS/`, about one in five images is held out as the test.
@@ -28,7 +28,7 @@ const PARTS: [Split; 3] = [Split::Train, Split::Val, Split::Test];
 /// folders are ignored; so are files without an image extension (see [`extensions`](crate::extensions)), but they are
 /// counted. Symbolic links are followed, but not round in circles. Opening lists names and reads no image.
 #[derive(Debug)]
-pub struct ImageFolder {
+pub(crate) struct ImageFolder {
     name: String,
     classes: Vec<String>,
     paths: Vec<PathBuf>, // grouped by class
@@ -38,19 +38,15 @@ pub struct ImageFolder {
 }
 
 impl ImageFolder {
-    /// Lists the images of one split.
+    /// Lists the images of one split of a folder that is divided.
     ///
     /// Its classes are those of the training images, some of which a test split may lack; without training images, they
     /// are the split's own.
     ///
     /// Errors: [`Error::Lacking`] where a split or all of its classes are not there, [`Error::UntaughtClasses`] where a
-    /// test has classes that the training images have not, [`Error::EmptyClass`], [`Error::SingleImage`],
-    /// [`Error::Classes`] where several classes have such a fault, [`Error::Unsupported`] for a class name that is not
-    /// UTF-8, [`Error::Io`].
-    pub fn open(root: &Path, split: Split) -> Result<Self> {
-        if let Some(classes) = Undivided::of(root)? {
-            return Self::part_of(root, classes, split);
-        }
+    /// test has classes that the training images have not, [`Error::EmptyClass`], [`Error::Classes`] where several classes
+    /// are empty, [`Error::Unsupported`] for a class name that is not UTF-8, [`Error::Io`].
+    pub fn divided(root: &Path, split: Split) -> Result<Self> {
         if split == Split::All {
             let parts = PARTS.map(Split::name).into_iter().filter(|part| root.join(part).is_dir());
             let parts = parts.collect::<Vec<_>>().join(" and ");
@@ -89,7 +85,10 @@ impl ImageFolder {
     }
 
     /// A split of the images in one folder.
-    fn part_of(root: &Path, all: Undivided, split: Split) -> Result<Self> {
+    ///
+    /// Errors: [`Error::Lacking`] where there is no such split, [`Error::SingleImage`], [`Error::EmptyClass`],
+    /// [`Error::Classes`], [`Error::Io`].
+    pub fn part_of(root: &Path, all: Undivided, split: Split) -> Result<Self> {
         if split == Split::Val {
             let help = format!("About one in {ONE_IN} of its images is held out, as the split test.");
             return Err(Error::Lacking { path: root.to_owned(), looked_for: "val/".to_owned(), help });
@@ -216,10 +215,18 @@ fn class_names(split: &Path) -> Result<Vec<String>> {
     let names = folder_names(split)?.into_iter().filter(|name| !is_of_the_system(name));
     let classes = names.map(|name| class_name(split, name)).collect::<Result<Vec<_>>>()?;
     if classes.is_empty() && pictures_in(split) > 0 {
-        let help =
-            "Its images lie in it directly: if it is a class, give it another name; train, val and test are parts.";
-        let (path, looked_for) = (split.to_owned(), "a folder for each class".to_owned());
-        return Err(Error::Lacking { path, looked_for, help: help.to_owned() });
+        // Pictures to be labelled are often handed out as test/.
+        let unlabelled = match split.ends_with(Split::Train.name()) {
+            true => String::new(),
+            false => format!(
+                "if they have no classes, rename or move the folder: with neither val/ nor test/, about one in {ONE_IN} of \
+                 train/ is held out as the test; "
+            ),
+        };
+        let help = format!(
+            "Its images lie in it directly: {unlabelled}if it is a class, give it another name; train, val and test are parts."
+        );
+        return Err(Error::Lacking { path: split.to_owned(), looked_for: "a folder for each class".to_owned(), help });
     }
     if classes.is_empty() {
         return Err(lacking(split, "a folder for each class"));

@@ -170,31 +170,3 @@ fn magnitudes_are_normal_within_their_bounds() {
     assert!(magnitudes(7.3, 0.0).iter().all(|&magnitude| magnitude == 7.3));
     assert!(magnitudes(7.3, f64::MAX).iter().all(|magnitude| [0.0, 10.0].contains(magnitude)));
 }
-
-/// `cargo test --release -p biformer-data -- --ignored --nocapture operations` prints how long each takes.
-#[test]
-#[ignore = "a measurement"]
-fn speed_of_the_operations() {
-    let published = RandAugment { operations: 2, magnitude: 9.0, magnitude_std: 0.5, fill: FILL };
-    for side in [224, 32] {
-        let picture = noise(side);
-        // The fastest of several runs, since the machine may have other work.
-        let measure = |name: String, times: usize, images: usize, work: &dyn Fn(&mut Canvas, &mut Sequence)| {
-            let once = |_| {
-                let (mut canvas, mut random) = (canvas(side, &picture), Philox::new(7, 0).sequence());
-                let started = std::time::Instant::now();
-                for _ in 0..images {
-                    canvas.pixels_mut().copy_from_slice(&picture);
-                    work(std::hint::black_box(&mut canvas), &mut random);
-                }
-                started.elapsed().as_secs_f64() * 1e3 / images as f64
-            };
-            println!("{side}: {:.4} ms, {name}", (0..times).map(once).fold(f64::INFINITY, f64::min));
-        };
-        for operation in Operation::ALL {
-            let step = Step { operation, magnitude: 9.0, negative: false };
-            measure(format!("{operation:?}"), 100, 4, &|canvas, _| step.apply(canvas, FILL));
-        }
-        measure("as published".to_owned(), 8, 500, &|canvas, random| published.apply(canvas, random));
-    }
-}

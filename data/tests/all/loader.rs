@@ -1,28 +1,26 @@
 //! What a batch holds depends on the seed, the epoch and the data; not on threads, nor on where an epoch began.
 
-mod support;
-
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
+use crate::support::loading::*;
+use crate::support::*;
 use data::{
-    Augmentation, Batch, Dataset, EraseFill, Error, InMemory, Loader, LoaderConfig, Mixing, Sample, Split, Statistics,
+    Augmentation, Batch, Dataset, EraseFill, Error, InMemory, Loader, LoaderConfig, Sample, Split, Statistics,
     Transform, open,
 };
-use support::loading::*;
-use support::*;
 
 #[test]
-fn threads_prefetch_and_recycling_change_nothing() {
+fn threads_and_recycling_change_nothing() {
     let dataset = in_memory(203);
-    let config = LoaderConfig { workers: 1, prefetch: 1, ..mixed(16) };
+    let config = LoaderConfig { workers: 1, ..mixed(16) };
     let expected = all(&dataset, &config, 3, 0);
     assert_eq!(expected.len(), 12);
-    for (workers, prefetch) in [(1, 8), (2, 1), (2, 5), (4, 0), (4, 16), (100, 100), (0, 3)] {
-        let config = LoaderConfig { workers, prefetch, ..config.clone() };
-        assert_eq!(all(&dataset, &config, 3, 0), expected, "{workers} workers, {prefetch} ahead");
+    for workers in [1, 2, 4, 100, 0] {
+        let config = LoaderConfig { workers, ..config.clone() };
+        assert_eq!(all(&dataset, &config, 3, 0), expected, "{workers} workers");
         let loader = Loader::new(Arc::clone(&dataset), config).unwrap();
         for repeat in 0..3 {
             for (batch, expected) in loader.epoch(3, 0).zip(&expected) {
@@ -79,10 +77,12 @@ fn rare_classes_are_shown_as_often_as_is_asked_for() {
     let classes = ["much", "some", "rare"].map(str::to_owned).to_vec();
     let dataset: Arc<dyn Dataset> =
         Arc::new(InMemory::new("uneven", classes, PLAIN, 8, vec![255; 100 * 8 * 8 * 3], labels.clone()).unwrap());
-    let config = LoaderConfig { drop_last: false, ..LoaderConfig::train(10, 7, augmented(8)) };
+    let config = |balance, repeats| {
+        let transform = varied(8, Augmentation { balance, repeats, ..Augmentation::default() });
+        LoaderConfig { drop_last: false, ..LoaderConfig::train(10, 7, transform) }
+    };
     for (balance, expected) in [(0.0, [80, 16, 4]), (0.5, [60, 27, 13]), (1.0, [33, 34, 33])] {
-        let config = LoaderConfig { balance, ..config.clone() };
-        let epochs: Vec<Vec<Batch>> = (0..2).map(|epoch| all(&dataset, &config, epoch, 0)).collect();
+        let epochs: Vec<Vec<Batch>> = (0..2).map(|epoch| all(&dataset, &config(balance, 1), epoch, 0)).collect();
         let orders = epochs.iter().map(|batches| batches.iter().flat_map(|batch| batch.samples.clone()).collect());
         let orders: Vec<Vec<usize>> = orders.collect();
         assert_ne!(orders[0], orders[1], "{balance}");
@@ -100,17 +100,16 @@ fn rare_classes_are_shown_as_often_as_is_asked_for() {
         }
     }
     // Of images that are shown twice in a row, an epoch has so many of each class on average.
-    let twice = LoaderConfig { balance: 1.0, repeats: 2, ..config.clone() };
     let mut shown = [0; 3];
     for epoch in 0..40 {
-        for batch in all(&dataset, &twice, epoch, 0) {
+        for batch in all(&dataset, &config(1.0, 2), epoch, 0) {
             assert!(batch.samples.chunks(2).all(|pair| pair[0] == pair[1]), "{:?}", batch.samples);
             batch.labels.iter().for_each(|&label| shown[label as usize] += 1);
         }
     }
     assert!(shown.iter().all(|shown| (1233..1434).contains(shown)), "{shown:?}");
     // Each of the 8 showings of a rare sample is another crop of it, known by the black beyond its edge.
-    let balanced = all(&dataset, &LoaderConfig { balance: 1.0, ..config }, 0, 0);
+    let balanced = all(&dataset, &config(1.0, 1), 0, 0);
     let slots = balanced.iter().flat_map(|batch| (0..10).map(move |slot| (batch.samples[slot], batch.image(slot))));
     let crops: Vec<&[f32]> = slots.filter(|&(sample, _)| sample == 96).map(|(_, crop)| crop).collect();
     let different =
@@ -138,16 +137,14 @@ fn classes_that_cannot_be_balanced() {
             PLAIN
         }
     }
-    let refused = |dataset, balance| match Loader::new(dataset, LoaderConfig { balance, ..mixed(8) }) {
-        Err(Error::Setting { name: "balance", problem }) => problem,
-        other => panic!("{:?}", other.err()),
-    };
-    for balance in [-0.1, 1.1, f64::NAN] {
-        assert!(refused(in_memory(40), balance).contains("is not in 0..=1"));
-    }
     let unlabelled: Arc<dyn Dataset> = Arc::new(Unlabelled(in_memory(40)));
-    assert!(refused(Arc::clone(&unlabelled), 0.5).contains("labels of unlabelled are not known"));
-    let unbalanced = LoaderConfig { balance: 0.0, ..mixed(8) };
+    match Loader::new(Arc::clone(&unlabelled), balanced(0.5, 8)) {
+        Err(Error::Setting { name: "balance", problem }) => {
+            assert!(problem.contains("labels of unlabelled are not known"), "{problem}");
+        }
+        other => panic!("{:?}", other.err()),
+    }
+    let unbalanced = balanced(0.0, 8);
     assert_eq!(all(&unlabelled, &unbalanced, 0, 0), all(&in_memory(40), &unbalanced, 0, 0));
 }
 
@@ -211,27 +208,11 @@ fn a_loader_has_as_many_threads_as_the_pool_it_is_made_in() {
     }
 }
 
-/// Some of what an augmentation says is the transform's to do, the rest the loader's.
-#[test]
-fn training_repeats_balances_and_mixes_as_the_augmentation_says() {
-    let varied =
-        Augmentation { mixup: 0.8, cutmix: 1.0, mix: 0.9, repeats: 2, balance: 0.5, ..Augmentation::default() };
-    let transform = Transform::train(32, PLAIN, &varied).unwrap();
-    let LoaderConfig { repeats, balance, mixing, .. } = LoaderConfig::train(8, 7, transform.clone());
-    assert_eq!((repeats, balance), (2, 0.5));
-    assert_eq!(mixing, Some(Mixing { mixup: 0.8, cutmix: 1.0, probability: 0.9, smoothing: 0.0 }));
-
-    for plain in [LoaderConfig::eval(8, transform), LoaderConfig::train(8, 7, augmented(32))] {
-        assert_eq!((plain.repeats, plain.balance, plain.mixing), (1, 0.0, None));
-    }
-}
-
 /// Targets count among what a batch takes.
 #[test]
 fn targets_take_room() {
     let bytes = |config| Loader::new(in_memory(100), config).unwrap().most_bytes();
-    let plain = LoaderConfig { mixing: None, ..mixed(8) };
-    assert_eq!(bytes(plain), 5 * 8 * 32 * 32 * 3 * 4);
+    assert_eq!(bytes(LoaderConfig::train(8, 7, augmented(32))), 5 * 8 * 32 * 32 * 3 * 4);
     assert_eq!(bytes(mixed(8)), 5 * 8 * (32 * 32 * 3 + 10) * 4);
 }
 
@@ -259,19 +240,18 @@ fn stopping_early_neither_hangs_nor_works_on() {
 #[test]
 fn a_slow_consumer_holds_the_threads_back() {
     let faulty = Arc::new(Faulty::new(1000, |_| false));
-    let config = LoaderConfig { prefetch: 4, ..in_order(1, 0) };
-    let loader = Loader::new(Arc::clone(&faulty) as _, config).unwrap();
+    let loader = Loader::new(Arc::clone(&faulty) as _, in_order(1, 0)).unwrap();
     let mut batches = loader.epoch(0, 0);
     batches.next().unwrap().unwrap();
-    // One taken, four waiting, and one that there is no room for.
+    // One taken, two waiting, and one that there is no room for.
     let started = Instant::now();
-    while faulty.asked.load(Ordering::Relaxed) < 6 && started.elapsed() < Duration::from_secs(10) {
+    while faulty.asked.load(Ordering::Relaxed) < 4 && started.elapsed() < Duration::from_secs(10) {
         std::thread::sleep(Duration::from_millis(5));
     }
     std::thread::sleep(Duration::from_millis(50));
-    assert_eq!(faulty.asked.load(Ordering::Relaxed), 6);
+    assert_eq!(faulty.asked.load(Ordering::Relaxed), 4);
     // And one more that the consumer may look at ahead.
-    assert_eq!(loader.most_bytes(), 7 * loader.batch_of(vec![0]).unwrap().images.len() as u64 * 4);
+    assert_eq!(loader.most_bytes(), 5 * loader.batch_of(vec![0]).unwrap().images.len() as u64 * 4);
 }
 
 #[test]
@@ -287,14 +267,20 @@ fn a_batch_of_chosen_samples_is_what_an_epoch_has_of_them() {
 #[test]
 fn settings_that_make_no_batch() {
     let transform = || Transform::eval(32, PLAIN).unwrap();
-    for (len, config) in [
-        (10, LoaderConfig::eval(0, transform())),
-        (0, LoaderConfig::eval(4, transform())),
-        (10, LoaderConfig::train(11, 0, transform())),
-        (1000, LoaderConfig::eval(1000, Transform::eval(4096, PLAIN).unwrap())),
+    let eval = |batch_size| LoaderConfig::eval(batch_size, transform());
+    let smoothed = |smoothing| LoaderConfig { smoothing, ..eval(4) };
+    for (setting, len, config) in [
+        ("batch_size", 10, eval(0)),
+        ("batch_size", 0, eval(4)),
+        ("batch_size", 10, LoaderConfig::train(11, 0, transform())),
+        ("batch_size", 1000, LoaderConfig::eval(1000, Transform::eval(4096, PLAIN).unwrap())),
+        ("parts", 10, LoaderConfig { parts: 0, ..eval(4) }),
+        ("smoothing", 10, smoothed(-0.1)),
+        ("smoothing", 10, smoothed(1.1)),
+        ("smoothing", 10, smoothed(f64::NAN)),
     ] {
         let result = Loader::new(in_memory(len), config);
-        assert!(matches!(result, Err(Error::Setting { name: "batch_size", .. })));
+        assert!(matches!(&result, Err(Error::Setting { name, .. }) if *name == setting), "{setting}: {result:?}");
     }
     // A batch larger than the set is the whole set.
     let loader = Loader::new(in_memory(10), LoaderConfig::eval(usize::MAX, transform())).unwrap();
@@ -302,7 +288,7 @@ fn settings_that_make_no_batch() {
     assert_eq!(loader.epoch(0, 0).next().unwrap().unwrap().shape, [10, 32, 32, 3]);
 }
 
-/// `DATA=path/to/images cargo test --release -p biformer-data --test loader -- --ignored --nocapture` prints images a second,
+/// `DATA=path/to/images cargo test --release -p biformer-data --test all -- --ignored --nocapture speed` prints images a second,
 /// of a folder at 224x224, or without `DATA` of the embedded ones at 32x32: as they are varied by default, and with the
 /// published recipe.
 #[test]
@@ -316,8 +302,7 @@ fn speed() {
     for (name, augmentation) in [("default", plain), ("recipe", recipe)] {
         let transform = Transform::train(size, dataset.statistics(), &augmentation).unwrap();
         for workers in [1, 2, 4, 8, 16] {
-            let mixing = Mixing::of(&augmentation, 0.1);
-            let config = LoaderConfig { workers, mixing, ..LoaderConfig::train(64, 1, transform.clone()) };
+            let config = LoaderConfig { workers, smoothing: 0.1, ..LoaderConfig::train(64, 1, transform.clone()) };
             let loader = Loader::new(Arc::clone(&dataset), config).unwrap();
             let (started, mut images) = (Instant::now(), 0);
             for batch in (0..).flat_map(|epoch| loader.epoch(epoch, 0)) {

@@ -1,29 +1,28 @@
 //! Mixed images are those of their targets: what a target says of a sample's own class and of its partner's is what the
 //! floats show.
 
-mod support;
-
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use data::{Augmentation, Batch, Error, Loader, LoaderConfig, Mixing, Transform};
-use support::*;
+use crate::support::loading::*;
+use crate::support::*;
+use data::{Augmentation, Batch, Loader, LoaderConfig};
 
 const SIDE: usize = 32;
 const CLASSES: usize = 10;
 
-/// Of 40 images in an order that stays, batches of eight, unvaried but for the mixing.
-fn config(mixing: Option<Mixing>) -> LoaderConfig {
-    let transform = Transform::eval(SIDE, PLAIN).unwrap();
-    LoaderConfig { shuffle: false, workers: 1, prefetch: 1, mixing, ..LoaderConfig::train(8, 5, transform) }
+/// Of 40 images in an order that stays, batches of eight.
+fn config(augmentation: Augmentation) -> LoaderConfig {
+    LoaderConfig { shuffle: false, workers: 1, ..LoaderConfig::train(8, 5, varied(SIDE, augmentation)) }
 }
 
-fn mixing(mixup: f64, cutmix: f64) -> Mixing {
-    Mixing { mixup, cutmix, probability: 1.0, smoothing: 0.0 }
+/// Images are mixed, and otherwise as they are.
+fn mixing(mixup: f64, cutmix: f64) -> Augmentation {
+    Augmentation { mixup, cutmix, ..unvaried() }
 }
 
-fn batches(mixing: Option<Mixing>, epochs: u64) -> Vec<Batch> {
-    let loader = Loader::new(in_memory(40), config(mixing)).unwrap();
+fn batches(config: LoaderConfig, epochs: u64) -> Vec<Batch> {
+    let loader = Loader::new(in_memory(40), config).unwrap();
     (0..epochs).flat_map(|epoch| loader.epoch(epoch, 0).map(Result::unwrap).collect::<Vec<_>>()).collect()
 }
 
@@ -51,7 +50,7 @@ fn shares(batch: &Batch) -> Vec<(usize, usize, f32)> {
 #[test]
 fn mixup_shows_each_image_through_its_partner() {
     let mut seen = BTreeSet::new();
-    for batch in batches(Some(mixing(0.8, 0.0)), 8) {
+    for batch in batches(config(mixing(0.8, 0.0)), 8) {
         let shares = shares(&batch);
         for (slot, &(sample, other, share)) in shares.iter().enumerate() {
             assert_eq!(share, shares[0].2, "one share a batch");
@@ -66,7 +65,7 @@ fn mixup_shows_each_image_through_its_partner() {
 #[test]
 fn cutmix_shows_a_rectangle_of_the_partner() {
     let mut cut = 0;
-    for batch in batches(Some(mixing(0.0, 1.0)), 8) {
+    for batch in batches(config(mixing(0.0, 1.0)), 8) {
         let partners = |slot: usize, other: usize| -> Vec<bool> {
             batch.image(slot).as_chunks::<3>().0.iter().map(|pixel| *pixel == [own(other); 3]).collect()
         };
@@ -90,9 +89,9 @@ fn cutmix_shows_a_rectangle_of_the_partner() {
 }
 
 /// How many of 400 batches were mixed by mixup, by CutMix, and not at all.
-fn counts(mixing: Mixing) -> [usize; 3] {
+fn counts(augmentation: Augmentation) -> [usize; 3] {
     let mut counts = [0; 3];
-    for batch in batches(Some(mixing), 80) {
+    for batch in batches(config(augmentation), 80) {
         let (sample, other, share) = shares(&batch)[0];
         let image = batch.image(0);
         let kind = match share {
@@ -113,13 +112,13 @@ fn the_two_take_turns_by_a_fair_coin() {
 
 #[test]
 fn a_batch_is_mixed_as_often_as_asked_for() {
-    let [mixup, cutmix, neither] = counts(Mixing { probability: 0.25, ..mixing(1.0, 0.0) });
+    let [mixup, cutmix, neither] = counts(Augmentation { mix: 0.25, ..mixing(1.0, 0.0) });
     assert!((65..135).contains(&mixup) && cutmix == 0, "{mixup}, {cutmix}, {neither}");
 }
 
 #[test]
 fn each_micro_batch_is_mixed_by_itself() {
-    let config = LoaderConfig { parts: 3, ..config(Some(mixing(1.0, 0.0))) };
+    let config = LoaderConfig { parts: 3, ..config(mixing(1.0, 0.0)) };
     let batch = Loader::new(in_memory(40), config).unwrap().epoch(0, 0).next().unwrap().unwrap();
     assert_eq!([0, 1, 2].map(|part| batch.slots(part, 3)), [0..3, 3..6, 6..8]);
     assert_eq!(batch.samples, [0, 1, 2, 3, 4, 5, 6, 7], "only what is repeated is dealt");
@@ -137,7 +136,7 @@ fn each_micro_batch_is_mixed_by_itself() {
 /// Of more micro-batches than samples, each sample is one, and its own partner.
 #[test]
 fn more_micro_batches_than_samples_leave_each_alone() {
-    let config = LoaderConfig { parts: usize::MAX, ..config(Some(mixing(1.0, 0.0))) };
+    let config = LoaderConfig { parts: usize::MAX, ..config(mixing(1.0, 0.0)) };
     let batch = Loader::new(in_memory(40), config).unwrap().epoch(0, 0).next().unwrap().unwrap();
     assert_eq!(batch.samples, [0, 1, 2, 3, 4, 5, 6, 7]);
     assert!((0..8).all(|slot| batch.image(slot).iter().all(|&x| x == own(slot))));
@@ -147,54 +146,28 @@ fn more_micro_batches_than_samples_leave_each_alone() {
 #[test]
 fn targets_are_smoothed_as_labels_are() {
     let [plain, smooth] = [0.0, 0.3].map(|smoothing| {
-        let mixing = Mixing { smoothing, ..mixing(0.8, 1.0) };
-        batches(Some(mixing), 2).into_iter().flat_map(|batch| batch.targets).collect::<Vec<f32>>()
+        let config = LoaderConfig { smoothing, ..config(mixing(0.8, 1.0)) };
+        batches(config, 2).into_iter().flat_map(|batch| batch.targets).collect::<Vec<f32>>()
     });
     assert!(plain.iter().zip(&smooth).all(|(plain, smooth)| (0.7 * plain + 0.03 - smooth).abs() < 1e-6));
 }
 
 #[test]
 fn only_mixed_batches_have_targets() {
-    let loader = Loader::new(in_memory(40), config(None)).unwrap();
-    let mixed = batches(Some(mixing(1.0, 0.0)), 1);
+    let loader = Loader::new(in_memory(40), config(unvaried())).unwrap();
+    let mixed = batches(config(mixing(1.0, 0.0)), 1);
     for (batch, mixed) in loader.epoch(0, 0).zip(mixed) {
         assert_eq!(mixed.targets.len(), 8 * CLASSES);
         assert!(batch.unwrap().targets.is_empty());
         // What an epoch gets back may be another loader's.
         loader.recycle(mixed);
     }
-    let none = Augmentation::default();
-    assert_eq!(Mixing::of(&none, 0.1), None);
-    for one in [Augmentation { mixup: 0.8, ..none }, Augmentation { cutmix: 1.0, ..none }] {
-        assert!(Mixing::of(&one, 0.1).is_some(), "{one:?}");
-    }
-    let both = Augmentation { mixup: 0.8, cutmix: 1.0, mix: 0.5, ..none };
-    let expected = Mixing { probability: 0.5, smoothing: 0.1, ..mixing(0.8, 1.0) };
-    assert_eq!(Mixing::of(&both, 0.1), Some(expected));
-}
-
-#[test]
-fn settings_that_make_no_batch() {
-    let named = |config| match Loader::new(in_memory(40), config) {
-        Err(Error::Setting { name, .. }) => name,
-        _ => "nothing",
-    };
-    assert_eq!(named(LoaderConfig { repeats: 0, ..config(None) }), "repeats");
-    assert_eq!(named(LoaderConfig { parts: 0, ..config(None) }), "parts");
-    for alpha in [f64::INFINITY, f64::NAN, -1.0, 1e-3] {
-        assert_eq!(named(config(Some(mixing(alpha, 0.0)))), "mixup");
-        assert_eq!(named(config(Some(mixing(0.0, alpha)))), "cutmix");
-    }
-    for part in [f64::NAN, -0.1, 1.1] {
-        assert_eq!(named(config(Some(Mixing { probability: part, ..mixing(1.0, 0.0) }))), "mix");
-        assert_eq!(named(config(Some(Mixing { smoothing: part, ..mixing(1.0, 0.0) }))), "smoothing");
-    }
 }
 
 #[test]
 fn repeated_samples_are_dealt_to_the_micro_batches() {
     let first = |batch_size, parts, repeats| {
-        let config = LoaderConfig { batch_size, parts, repeats, ..config(None) };
+        let config = LoaderConfig { batch_size, parts, ..config(Augmentation { repeats, ..unvaried() }) };
         Loader::new(in_memory(40), config).unwrap().epoch(0, 0).next().unwrap().unwrap()
     };
     assert_eq!(first(8, 2, 2).samples, [0, 1, 2, 3].repeat(2));
@@ -207,10 +180,9 @@ fn repeated_samples_are_dealt_to_the_micro_batches() {
 /// Repeated augmentation: an epoch is as long, of fewer images, and each showing is another.
 #[test]
 fn a_repeated_sample_is_varied_anew() {
-    let transform = Transform::train(SIDE, PLAIN, &Augmentation::default()).unwrap();
     let dataset = in_memory(100);
     let epoch = |repeats: usize| -> Vec<Batch> {
-        let config = LoaderConfig { repeats, ..LoaderConfig::train(20, 3, transform.clone()) };
+        let config = LoaderConfig::train(20, 3, varied(SIDE, Augmentation { repeats, ..Augmentation::default() }));
         Loader::new(Arc::clone(&dataset), config).unwrap().epoch(2, 0).map(Result::unwrap).collect()
     };
     let (once, thrice) = (epoch(1), epoch(3));

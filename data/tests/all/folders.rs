@@ -1,18 +1,11 @@
 //! Folders of images: what belongs to a class, what is skipped, and what is wrong with some.
 
-mod support;
-
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::Path;
 use std::sync::Arc;
 
+use crate::support::*;
 use data::{Error, Split, Statistics, open};
-use support::*;
-
-fn fails(source: &Path, split: Split) -> Error {
-    open(source.to_str().unwrap(), split).err().expect("an error")
-}
 
 #[test]
 fn an_image_folder_is_sorted_and_ignores_what_is_no_image() {
@@ -64,7 +57,9 @@ fn images_in_folders_below_a_class_belong_to_it() {
     }
     // A folder may be called anything, but these are the system's, or hold small copies.
     write_picture(&root.path().join("train/dog/x.png/1.png"), 8, 8, [0; 3]);
-    for name in ["dog/@eaDir/1.png/small.png", "dog/more/lost+found/1.png", "@eaDir/cat/small.png"] {
+    for name in
+        ["dog/@eaDir/1.png/small.png", "dog/more/lost+found/1.png", "@eaDir/cat/small.png", "__MACOSX/cat/._1.png"]
+    {
         write_picture(&root.path().join("train").join(name), 8, 8, [0; 3]);
     }
     let train = open(root.path().to_str().unwrap(), Split::Train).unwrap();
@@ -355,6 +350,19 @@ fn a_test_may_lack_classes_and_says_so() {
     );
     assert_eq!((val.len(), val.classes(), val.labels()), (2, train.classes(), Some(&[0, 2][..])));
     assert_eq!(val.notes(), ["val/ lacks 1 of the classes: cow"]);
+}
+
+/// As competitions hand them out.
+#[test]
+fn test_images_without_classes_need_only_be_moved() {
+    let root = tempfile::tempdir().unwrap();
+    write_folder(root.path(), 3);
+    fs::remove_dir_all(root.path().join("val")).unwrap();
+    write_picture(&root.path().join("test/1.png"), 8, 8, [0; 3]);
+    let error = fails(root.path(), Split::Train).to_string();
+    assert!(error.contains("if they have no classes, rename or move the folder"), "{error}");
+    fs::rename(root.path().join("test"), root.path().join("unlabelled")).unwrap();
+    assert!(open(root.path().to_str().unwrap(), Split::Test).unwrap().is_held_out());
 }
 
 #[test]

@@ -1,5 +1,4 @@
 //! Small data sets on disk and in memory for the tests.
-#![allow(dead_code)] // each test program uses some of these
 
 pub mod loading;
 
@@ -7,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use data::{Dataset, InMemory, Statistics};
+use data::{Dataset, Error, InMemory, Split, Statistics, open};
 use image::{ImageFormat, RgbImage};
 
 /// Statistics under which a byte `b` becomes the float `b / 255`.
@@ -62,6 +61,11 @@ pub fn write_folder(root: &Path, train: u8) {
         }
         write_picture(&root.join(format!("val/{class}/one.jpg")), 40, 48, [base, 0, 0]);
     }
+}
+
+/// The error of opening a data set.
+pub fn fails(source: &Path, split: Split) -> Error {
+    open(source.to_str().unwrap(), split).err().expect("an error")
 }
 
 /// The bytes of a picture with some texture.

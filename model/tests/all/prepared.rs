@@ -49,7 +49,7 @@ fn differences(model: &BiFormer, images: &Tensor) -> Result<Vec<f64>> {
     let mut differences = vec![0.0; expected.len()];
     // A second pass finds what the first left.
     for _ in 0..2 {
-        let got = values(model.forward_with(prepared.clone(), &tape, images, Mode::Evaluate)?.values)?;
+        let got = values(model.run(&model.pass_with(prepared.clone(), &tape, Mode::Evaluate), images)?)?;
         assert_eq!(got.len(), expected.len());
         for ((got, expected), difference) in got.iter().zip(&expected).zip(&mut differences) {
             assert_eq!(got.len(), expected.len());
@@ -89,7 +89,7 @@ fn an_image_has_the_same_bits_whatever_lies_beside_it() -> Result<()> {
             for (factors_of, given) in [("as it is", as_it_is), ("prepared", prepared)] {
                 let run = |images: &Tensor| -> Result<Vec<Tensor>> {
                     let tape = Tape::inference();
-                    let values = model.forward_with(given.clone(), &tape, images, Mode::Evaluate)?.values;
+                    let values = model.run(&model.pass_with(given.clone(), &tape, Mode::Evaluate), images)?;
                     Ok(values.into_iter().map(|value| value.into_value()).collect())
                 };
                 let all = run(&images)?;

@@ -1,14 +1,9 @@
 //! RandAugment and erasing with noise, as the transform has them.
 
-mod support;
-
 use std::collections::BTreeSet;
 
-use data::{Augmentation, Crop, EraseFill, Error, Fill, Image, Statistics, Transform};
-use proptest::prelude::*;
-use serde::Deserialize;
-use serde::de::value::{Error as ValueError, MapDeserializer};
-use support::PLAIN;
+use crate::support::PLAIN;
+use data::{Augmentation, Crop, EraseFill, Fill, Image, Statistics, Transform};
 use tensor::rng::Philox;
 
 /// No byte in it is near 0 or 255, so that every operation changes it.
@@ -41,25 +36,6 @@ fn images_that_no_operation_meets_are_as_without() {
             assert!(expected.contains(&same), "{crop:?}, {rand_augment}: {same} of 400");
         }
     }
-}
-
-#[test]
-fn the_same_stream_gives_the_same_bits() {
-    let published = Augmentation {
-        rand_augment: 2,
-        erase: 0.25,
-        erase_fill: EraseFill::Noise,
-        crop: Crop::Resized,
-        ..Augmentation::default()
-    };
-    let image = picture(40, 50);
-    let bits = |stream| -> Vec<u32> {
-        let floats = apply(24, Statistics::IMAGENET, &published, &image, stream);
-        floats.into_iter().map(f32::to_bits).collect()
-    };
-    let seen: BTreeSet<Vec<u32>> = (0..50).map(bits).collect();
-    assert_eq!(seen.len(), 50);
-    assert!((0..50).map(bits).all(|bits| seen.contains(&bits)));
 }
 
 /// What a padded crop shows beyond the edge, and what moves in where a picture moves away, is a colour of bytes: for
@@ -125,52 +101,4 @@ fn a_rectangle_of_noise() {
     }
     let next = noise.windows(2).map(|pair| pair[0] * pair[1]).sum::<f64>() / count;
     assert!(next.abs() < 4.0 / count.sqrt(), "correlation with the next: {next}");
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
-
-    /// Images of any shape, and all settings that are permitted: each float is written, and one that bytes can give.
-    #[test]
-    fn every_float_is_written(
-        height in 1usize..60, width in 1usize..60, size in 1usize..40, padding in 0usize..8, stream: u64,
-        crop in prop_oneof![Just(Crop::Padded), Just(Crop::Resized)], fill in prop_oneof![Just(Fill::Zero), Just(Fill::Mean)],
-        rand_augment in 0usize..=16, magnitude in 0.0..=10.0, magnitude_std in prop_oneof![0.0..3.0, Just(f64::MAX)],
-    ) {
-        let padding = padding.min(size);
-        let augmentation = Augmentation {
-            crop, padding, fill, rand_augment, magnitude, magnitude_std, erase: 0.5, ..Augmentation::default()
-        };
-        let floats = apply(size, PLAIN, &augmentation, &picture(height, width), stream);
-        prop_assert!(floats.iter().all(|x| (0.0..=1.0).contains(x)));
-    }
-}
-
-#[test]
-fn settings_out_of_range() {
-    let refused = |augmentation| match Transform::train(8, PLAIN, &augmentation) {
-        Err(Error::Setting { name, .. }) => name,
-        other => panic!("{other:?}"),
-    };
-    let standard = Augmentation::default();
-    for rand_augment in [17, usize::MAX] {
-        assert_eq!(refused(Augmentation { rand_augment, ..standard.clone() }), "rand_augment");
-    }
-    for magnitude in [-0.1, 10.1, f64::NAN, f64::INFINITY] {
-        assert_eq!(refused(Augmentation { magnitude, ..standard.clone() }), "magnitude");
-    }
-    for magnitude_std in [-0.1, f64::NAN, f64::INFINITY] {
-        assert_eq!(refused(Augmentation { magnitude_std, ..standard.clone() }), "magnitude_std");
-    }
-    assert!(Augmentation { magnitude: 0.0, magnitude_std: 0.0, ..standard }.check(8).is_ok());
-}
-
-#[test]
-fn settings_as_text() {
-    let parse = |field: &'static str, value: &'static str| {
-        Augmentation::deserialize(MapDeserializer::<_, ValueError>::new([(field, value)].into_iter()))
-    };
-    let noise = Augmentation { erase_fill: EraseFill::Noise, ..Augmentation::default() };
-    assert_eq!(parse("erase_fill", "noise").unwrap(), noise);
-    assert!(parse("erase_fill", "pixel").unwrap_err().to_string().contains("expected `mean` or `noise`"));
 }

@@ -148,13 +148,14 @@ fn passes_of_another_model_are_refused() -> Result<()> {
         (model(&["depth=1,1,1"])?.factors()?, Mode::Evaluate, "factors were made of other parameters"),
         (own.prepared()?, train, "cannot be trained"),
     ] {
-        let error = own.forward_with(factors, &tape, &images, mode).err().map(|error| error.to_string());
+        let error = own.run(&own.pass_with(factors, &tape, mode), &images).err().map(|error| error.to_string());
         assert!(error.as_ref().is_some_and(|error| error.contains(said)), "{error:?}");
     }
     let mut frozen = model(&["depth=1,1,1"])?;
     let before = frozen.factors()?;
     frozen.freeze(&["stages.0"])?;
-    assert!(matches!(frozen.forward_with(before, &tape, &images, train), Err(Error::Pass { .. })));
+    let pass = frozen.pass_with(before, &tape, train);
+    assert!(matches!(frozen.run(&pass, &images), Err(Error::Pass { .. })));
     let wider = model(&["depth=1,1,1", "embed_dim=24,48,72"])?;
     for (parameters, statistics) in [
         (&deeper.parameters, &deeper.statistics[..]),
@@ -170,7 +171,7 @@ fn passes_of_another_model_are_refused() -> Result<()> {
         let error = own.forward(&tape, &wrong, train).err().map(|error| error.to_string());
         assert!(error.as_ref().is_some_and(|error| error.contains("images (N, H, W, 3)")), "{error:?}");
     }
-    own.forward_with(own.prepared()?, &tape, &images, Mode::Evaluate)?;
+    own.run(&own.pass_with(own.prepared()?, &tape, Mode::Evaluate), &images)?;
     Ok(())
 }
 

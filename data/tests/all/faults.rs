@@ -1,13 +1,11 @@
 //! What a loader makes of images that cannot be decoded, of wrong labels, and of panics.
 
-mod support;
-
 use std::fs;
 use std::sync::Arc;
 
-use data::{Dataset, Error, Loader, LoaderConfig, Split, open};
-use support::loading::*;
-use support::*;
+use crate::support::loading::*;
+use crate::support::*;
+use data::{Augmentation, Dataset, Error, Loader, LoaderConfig, Split, open};
 
 #[test]
 fn a_bad_image_is_replaced_by_the_next_good_one_of_its_batch() {
@@ -76,7 +74,8 @@ fn bad_images_and_resume_and_threads() {
 #[test]
 fn a_repeated_bad_image_counts_once() {
     let faulty: Arc<dyn Dataset> = Arc::new(Faulty::new(30, |index| index == 2 || index == 7));
-    let config = LoaderConfig { repeats: 3, ..in_order(5, 2) };
+    let transform = varied(32, Augmentation { repeats: 3, ..unvaried() });
+    let config = LoaderConfig { transform, ..in_order(5, 2) };
     let batches = all(&faulty, &config, 0, 0);
     let skipped: Vec<_> = batches.iter().flat_map(|batch| &batch.skipped).map(|it| (it.sample, it.again)).collect();
     assert_eq!(skipped, [(2, false), (2, true), (2, true), (7, false), (7, true), (7, true)]);
@@ -122,7 +121,8 @@ fn a_label_of_no_class_ends_the_epoch() {
     let bad = [Faulty::new(30, |_| false), Faulty::new(30, |index| index < 3), Faulty::new(30, |index| index < 6)];
     for (faulty, label) in bad.into_iter().zip([3, 3, 6]) {
         let dataset = Arc::new(Faulty { known: 3, ..faulty });
-        let config = LoaderConfig { mixing: mixed(3).mixing, ..in_order(3, 30) };
+        let config =
+            LoaderConfig { transform: varied(32, Augmentation { mixup: 0.8, ..unvaried() }), ..in_order(3, 30) };
         let loader = Loader::new(dataset, config).unwrap();
         let error = loader.epoch(0, 0).find_map(Result::err).unwrap();
         assert_eq!(

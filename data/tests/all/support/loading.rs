@@ -1,25 +1,35 @@
 //! What tests of the loader share: settings, and a data set that fails.
 
 use super::*;
-use data::{Augmentation, Batch, Dataset, Error, Loader, LoaderConfig, Mixing, Sample, Transform};
+use data::{Augmentation, Batch, Dataset, Error, Loader, LoaderConfig, Sample, Transform};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 pub fn augmented(size: usize) -> Transform {
-    Transform::train(size, PLAIN, &Augmentation::default()).unwrap()
+    varied(size, Augmentation::default())
+}
+
+/// A training transform for images of this size that is told how to vary them.
+pub fn varied(size: usize, augmentation: Augmentation) -> Transform {
+    Transform::train(size, PLAIN, &augmentation).unwrap()
+}
+
+/// Nothing is changed about an image by itself.
+pub fn unvaried() -> Augmentation {
+    Augmentation { padding: 0, flip: 0.0, ..Augmentation::default() }
 }
 
 /// All that training does to a batch.
 pub fn mixed(batch_size: usize) -> LoaderConfig {
-    let mixing = Some(Mixing { mixup: 0.8, cutmix: 1.0, probability: 0.9, smoothing: 0.1 });
-    LoaderConfig {
-        parts: 3,
-        repeats: 2,
-        balance: 0.5,
-        max_bad_images: 30,
-        mixing,
-        ..LoaderConfig::train(batch_size, 7, augmented(32))
-    }
+    balanced(0.5, batch_size)
+}
+
+/// The same, with classes balanced as far as this.
+pub fn balanced(balance: f64, batch_size: usize) -> LoaderConfig {
+    let augmentation =
+        Augmentation { mixup: 0.8, cutmix: 1.0, mix: 0.9, repeats: 2, balance, ..Augmentation::default() };
+    let config = LoaderConfig::train(batch_size, 7, varied(32, augmentation));
+    LoaderConfig { parts: 3, smoothing: 0.1, max_bad_images: 30, ..config }
 }
 
 pub fn all(dataset: &Arc<dyn Dataset>, config: &LoaderConfig, epoch: u64, first: usize) -> Vec<Batch> {

@@ -1,0 +1,13 @@
+//! Data sets, transforms and the loader as a program uses them: one program, because linking takes longer than most tests.
+
+mod support;
+
+mod augmentation;
+mod corruption;
+mod datasets;
+mod faults;
+mod folders;
+mod loader;
+mod mixing;
+mod rand_augment;
+mod transforms;
