@@ -222,6 +222,25 @@ fn the_fastest_algorithm_that_changes_no_bit_is_used() {
     assert!(multiply(true).iter().zip(&first).all(|(twice, once)| *twice == 2.0 * once));
 }
 
+/// If another algorithm or a separate addition took its place, results would have other bits from then on.
+#[test]
+fn an_epilogue_that_fails_is_an_error() {
+    if std::env::var_os("STANDIN_EPILOGUES").is_none_or(|epilogues| epilogues != "4") {
+        return;
+    }
+    let Some(gpu) = Gpu::for_tests(1) else { return };
+    let device = Device::Cuda(gpu);
+    let square = Tensor::zeros_on(&device, [8, 8], DType::F32).unwrap();
+    let row = Tensor::zeros_on(&device, [8], DType::F32).unwrap();
+    let mut result = square.duplicate().unwrap();
+    let product = || Gemm::new("test", Matrix::plain(&square), Matrix::plain(&square), [8; 3]);
+    for _ in 0..4 {
+        let outcome = product().row(Some(&row)).into(result.as_out("test", false).unwrap());
+        assert!(matches!(outcome, Err(Error::Gpu { .. })), "{outcome:?}");
+    }
+    product().into(result.as_out("test", false).unwrap()).unwrap();
+}
+
 /// Also where cuBLASLt does nothing besides, refuses at last what it had promised, or would be slow; where it refuses all
 /// but the last of its algorithms; and where it knows none that adds up parts.
 #[test]
@@ -231,6 +250,7 @@ fn on_the_standin_gpu() {
     for epilogues in ["0", "1", "2", "3"] {
         standin.repeat(&["what_a_product_does_besides"], &[("STANDIN_EPILOGUES", epilogues)]);
     }
+    standin.repeat(&["an_epilogue_that_fails_is_an_error"], &[("STANDIN_EPILOGUES", "4")]);
     standin.repeat(&["of_every_kind", "what_a_product_does_besides"], &[("STANDIN_REFUSED", "2")]);
     standin.repeat(&["of_every_kind", "a_long_product"], &[("STANDIN_REDUCTIONS", "0")]);
 }

@@ -336,12 +336,7 @@ impl Driver for Nvidia {
             .doing("starting a kernel")
     }
 
-    fn can_end(&self, product: &Product) -> Result<bool> {
-        self.enter()?;
-        self.blas.as_ref().map_or(Ok(false), |blas| lock(blas).can_end(product))
-    }
-
-    unsafe fn multiply(&self, stream: Stream, product: &Product) -> Result<()> {
+    unsafe fn multiply(&self, stream: Stream, product: &Product) -> Result<bool> {
         self.enter()?;
         let blas = self.blas.as_ref().ok_or_else(|| failure("cuBLASLt is not open"))?;
         // SAFETY: the caller's promise.
