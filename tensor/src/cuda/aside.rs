@@ -51,7 +51,7 @@ impl Pending {
     /// The bytes that it keeps.
     fn kept(&self) -> usize {
         let read: usize = self.reads.iter().map(Tensor::bytes).sum();
-        read + self.used.iter().map(|(_, capacity, _)| capacity).sum::<usize>()
+        read + self.used.iter().map(|block| block.capacity).sum::<usize>()
     }
 }
 
