@@ -191,9 +191,13 @@ pub trait Driver: Send + Sync {
     /// for once. The host does not wait.
     fn wait(&self, stream: Stream, mark: Mark) -> Result<()>;
 
+    /// Releases a mark that nothing will wait for.
+    fn drop_mark(&self, _mark: Mark) {}
+
     /// Makes all later requests on `then` wait for all earlier requests on `first`.
     fn order(&self, first: Stream, then: Stream) -> Result<()> {
-        self.wait(then, self.mark(first)?)
+        let mark = self.mark(first)?;
+        self.wait(then, mark).inspect_err(|_| self.drop_mark(mark))
     }
 
     /// Copies within the device, between places that do not overlap.

@@ -125,7 +125,8 @@ impl Gpu {
         drop(pool);
         if self.poison {
             // SAFETY: the block is nobody else's.
-            unsafe { self.driver.fill(self.stream(), address, 0xFF, capacity)? };
+            unsafe { self.driver.fill(self.stream(), address, 0xFF, capacity) }
+                .inspect_err(|_| self.give_back(block, bytes))?;
         }
         Ok(block)
     }
