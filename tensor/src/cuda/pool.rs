@@ -1,6 +1,7 @@
 //! The pool of a device's memory: blocks that tensors have given back, for the next ones.
 
 use super::{Gpu, Stream};
+use crate::buffer::MAX_BYTES;
 use crate::{Error, Result, lock};
 use std::collections::BTreeMap;
 
@@ -102,11 +103,9 @@ impl Gpu {
     }
 
     fn take_now(&self, bytes: usize) -> Result<Block> {
+        // Capacities must not wrap around.
+        assert!(bytes < MAX_BYTES, "a block of {bytes} bytes cannot exist");
         let mut pool = lock(&self.pool);
-        // More than there can be, and capacities must not wrap around.
-        if bytes >= isize::MAX as usize / 2 {
-            return Err(self.out_of_memory(&pool, bytes));
-        }
         let capacity = if self.driver.recycles() { capacity_for(bytes) } else { bytes };
         let fits = capacity..=2 * capacity;
         let may_again = self.driver.recycles() && self.stream() == Stream::Aside;
