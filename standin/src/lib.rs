@@ -12,7 +12,7 @@
 //! | `compiler.cpp` | `libnvrtc.so`: kernels are compiled by the system's C++ compiler, as those of the emulated device are |
 //! | `blas.cpp` | `libcublasLt.so`: column-major products, with layouts, epilogues and plans |
 //!
-//! The emulated device does not exercise that code: it replaces everything behind `tensor::cuda::Driver`.
+//! The emulated device does not exercise that code: it replaces everything behind the trait `Driver` of `tensor::cuda`.
 //!
 //! Variables say what GPU it is:
 //!

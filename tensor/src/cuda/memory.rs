@@ -130,7 +130,7 @@ impl<'a> Out<'a> {
     /// Writes zeros.
     pub fn clear(&mut self) -> Result<()> {
         // SAFETY: the memory is borrowed to be written, and as long.
-        unsafe { self.gpu.driver().fill(self.gpu.stream(), self.address, 0, self.count * self.dtype.size()) }
+        unsafe { self.gpu.driver.fill(self.gpu.stream(), self.address, 0, self.count * self.dtype.size()) }
     }
 
     /// [`Error::DType`](crate::Error::DType) unless the elements are of this type.
