@@ -16,7 +16,7 @@ namespace {
 // Of cublasStatus_t.
 enum Result : int { DONE = 0, WRONG = 7, FAILED = 13, UNSUPPORTED = 15 };
 // Of STANDIN_EPILOGUES.
-enum { NEVER, ALWAYS, PROMISED, SLOW };
+enum { NEVER, ALWAYS, PROMISED, SLOW, FAILING };
 enum Type : int { F32 = 0, F64 = 1, BF16 = 14 };
 enum Compute : int { IN_F32 = 68, IN_F64 = 70, IN_TF32 = 77 };
 enum Epilogue : int { NOTHING = 1, BIAS = 4 };
@@ -312,7 +312,9 @@ EXPORTED Result cublasLtMatmulAlgoGetHeuristic(Handle*, const Product* product, 
 EXPORTED Result cublasLtMatmul(Handle* handle, const Product* product, const void* alpha, uint64_t a, const Layout* a_layout, uint64_t b,
                                const Layout* b_layout, const void* beta, uint64_t c, const Layout* c_layout, uint64_t d,
                                const Layout* d_layout, const Plan* plan, uint64_t workspace, size_t bytes, Stream* stream) {
-    if (product->epilogue != NOTHING && setting("STANDIN_EPILOGUES", ALWAYS) == PROMISED) return UNSUPPORTED;
+    long epilogues = product->epilogue == NOTHING ? ALWAYS : setting("STANDIN_EPILOGUES", ALWAYS);
+    if (epilogues == PROMISED) return UNSUPPORTED;
+    if (epilogues == FAILING) return FAILED;
     if (long(plan->rank) < setting("STANDIN_REFUSED", 0)) return UNSUPPORTED;
     Status status = call([&] {
         if (handle->on != &device()) return INVALID_CONTEXT;

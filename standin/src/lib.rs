@@ -12,7 +12,7 @@
 //! | `compiler.cpp` | `libnvrtc.so`: kernels are compiled by the system's C++ compiler, as those of the emulated device are |
 //! | `blas.cpp` | `libcublasLt.so`: column-major products, with layouts, epilogues and plans |
 //!
-//! The emulated device does not exercise that code: it replaces everything behind `tensor::cuda::Driver`.
+//! The emulated device does not exercise that code: it replaces everything behind the trait `Driver` of `tensor::cuda`.
 //!
 //! Variables say what GPU it is:
 //!
@@ -23,7 +23,7 @@
 //! | `STANDIN_CAPABILITY` | 90 for 9.0 |
 //! | `STANDIN_MULTIPROCESSORS`, `STANDIN_MEMORY` | how many, and how many bytes |
 //! | `STANDIN_DRIVER`, `STANDIN_NVRTC`, `STANDIN_CUBLAS` | versions, as each library numbers them |
-//! | `STANDIN_EPILOGUES` | 0: cuBLASLt refuses all epilogues; 2: only when a product with one is to be computed; 3: it reports that they would be slow |
+//! | `STANDIN_EPILOGUES` | 0: cuBLASLt refuses all epilogues; 2: only when a product with one is to be computed; 3: it reports that they would be slow; 4: products with one fail |
 //! | `STANDIN_REFUSED` | how many of the three algorithms that it recommends for a product cuBLASLt refuses when they are used |
 //! | `STANDIN_SLOW`, `STANDIN_INEXACT`, `STANDIN_INEXACT_SUMS` | which of these take a tenth of a second, which give other bits, and which only if something is added: the sum of 1 for the first, 2 for the second, 4 for the third |
 //! | `STANDIN_REDUCTIONS` | 0: cuBLASLt knows no algorithm with split-K |

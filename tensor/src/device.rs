@@ -39,7 +39,7 @@ impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Device::Cpu => f.write_str("cpu"),
-            Device::Cuda(gpu) => write!(f, "cuda ({})", gpu.driver().properties().name),
+            Device::Cuda(gpu) => write!(f, "cuda ({})", gpu.properties().name),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Shapes and strides.
 
 use crate::buffer::MAX_BYTES;
-use crate::{DType, Error, Result};
+use crate::{Error, Result};
 use smallvec::SmallVec;
 use std::{fmt, ops::Deref};
 
@@ -29,18 +29,8 @@ impl Shape {
         let all = self.iter().try_fold(size_of::<f64>(), |bytes, &extent| bytes.checked_mul(extent.max(1)));
         match all.is_some_and(|bytes| bytes < MAX_BYTES) {
             true => Ok(self),
-            false => Err(self.uncountable(op)),
+            false => Err(Error::argument(op, format!("a tensor of shape {self} has more bytes than can be counted"))),
         }
-    }
-
-    /// The bytes of its elements. [`Error::Argument`] if they cannot be counted.
-    pub(crate) fn bytes(&self, op: &'static str, dtype: DType) -> Result<usize> {
-        let bytes = self.checked_count().and_then(|count| count.checked_mul(dtype.size()));
-        bytes.ok_or_else(|| self.uncountable(op))
-    }
-
-    fn uncountable(&self, op: &'static str) -> Error {
-        Error::argument(op, format!("a tensor of shape {self} has more bytes than can be counted"))
     }
 
     /// [`Error::Axis`] unless a tensor of this shape has the axis.

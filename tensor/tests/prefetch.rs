@@ -2,7 +2,7 @@
 
 use standin::Standin;
 use std::sync::Arc;
-use tensor::cuda::{Gpu, Prefetch, Stream};
+use tensor::cuda::{Gpu, Prefetch};
 use tensor::{DType, Device, Error, Tensor};
 
 #[test]
@@ -34,39 +34,6 @@ fn what_is_sent_ahead_comes_when_it_is_received() {
     assert!(another.err().unwrap().to_string().contains("cannot be recorded"));
     drop((prefetch, pair));
     assert_eq!(gpu.stats().in_use, held);
-}
-
-/// On a GPU each of these would be right most of the time.
-#[test]
-fn the_emulated_device_notices_copies_out_of_order() {
-    let Some(gpu) = Gpu::for_tests(1) else { return };
-    let driver = gpu.driver();
-    let [there, elsewhere] = [(); 2].map(|()| driver.allocate(16).unwrap().unwrap());
-    let mut host = [1u8; 16];
-    let read = |address| {
-        let mut bytes = [0; 16];
-        // SAFETY: there are as many.
-        unsafe { driver.download(address, &mut bytes).unwrap() };
-        bytes
-    };
-    // SAFETY: all places have 16 bytes, and what is sent from them stays.
-    unsafe {
-        driver.send(&host, there).unwrap();
-        driver.copy(Stream::Work, there, elsewhere, 16).unwrap();
-        assert_eq!(read(elsewhere), [0xFF; 16], "work that does not wait for a copy");
-
-        driver.order(Stream::Copies, Stream::Work).unwrap();
-        driver.copy(Stream::Work, there, elsewhere, 16).unwrap();
-        assert!(driver.send(&host, there).unwrap_err().to_string().contains("no order"), "a copy that overtakes work");
-        driver.order(Stream::Work, Stream::Copies).unwrap();
-        driver.send(&host, there).unwrap();
-        assert_eq!(read(elsewhere), [1; 16]);
-
-        host.fill(2);
-        let error = driver.finish(Stream::Copies).unwrap_err().to_string();
-        assert!(error.contains("had not waited"), "a host that changes what has not left yet: {error}");
-        [there, elsewhere].into_iter().for_each(|address| driver.free(address));
-    }
 }
 
 /// When requests are done as late as can be, and where one of the streams is ahead of the others.

@@ -2,7 +2,7 @@
 
 use standin::Standin;
 use std::sync::Arc;
-use tensor::cuda::{Gemm, Gpu, Matrix, Operand, Product, Stream};
+use tensor::cuda::{Gemm, Gpu, Matrix};
 use tensor::{DType, Device, Error, Tensor, bf16};
 
 fn numbers(count: usize) -> Vec<f32> {
@@ -22,30 +22,17 @@ fn products_of_every_kind() {
                 let order = if transposed { [0, 2, 1] } else { [0, 1, 2] };
                 tensor.permute(&order).unwrap().contiguous().unwrap().to_device(&device).unwrap()
             };
-            let (mut a_there, mut b_there) = (lay(&a, m, k, transposed[0]), lay(&b, k, n, transposed[1]));
+            let (a_there, b_there) = (lay(&a, m, k, transposed[0]), lay(&b, k, n, transposed[1]));
+            let matrix = |tensor, transposed| match transposed {
+                true => Matrix::transposed(tensor),
+                false => Matrix::plain(tensor),
+            };
+            let (left, right) = (matrix(&a_there, transposed[0]), matrix(&b_there, transposed[1]));
             let mut c = Tensor::zeros_on(&device, [batch, m, n], output).unwrap();
-            let operand = |tensor: &mut Tensor, transposed, stride| Operand {
-                address: tensor.as_out("test", false).unwrap().address(),
-                transposed,
-                stride,
-            };
-            let mut product = Product {
-                extents: [m, n, k],
-                batch,
-                a: operand(&mut a_there, transposed[0], m * k),
-                b: operand(&mut b_there, transposed[1], k * n),
-                c: operand(&mut c, false, m * n),
-                inputs,
-                output,
-                plus: 0,
-                row: 0,
-                tf32: false,
-            };
             // Added to what is there.
-            product.plus = product.c.address;
             for times in 1..3 {
-                // SAFETY: the operands are the tensors above.
-                unsafe { gpu.driver().multiply(Stream::Work, &product).unwrap() };
+                let product = Gemm::new("test", left, right, [m, n, k]).batch(batch);
+                product.into(c.as_out("test", true).unwrap()).unwrap();
                 let got = c.cast(DType::F64).unwrap().to_vec::<f64>().unwrap();
                 for (place, got) in got.into_iter().enumerate() {
                     let (image, row, col) = (place / (m * n), place / n % m, place % n);
@@ -220,6 +207,27 @@ fn the_fastest_algorithm_that_changes_no_bit_is_used() {
     }
     assert!(multiply(false) == first, "other bits");
     assert!(multiply(true).iter().zip(&first).all(|(twice, once)| *twice == 2.0 * once));
+}
+
+/// If another algorithm or a separate addition took its place, results would have other bits from then on.
+#[test]
+fn an_epilogue_that_fails_is_an_error() {
+    if std::env::var_os("STANDIN_EPILOGUES").is_none() {
+        let Some(standin) = Standin::compiled() else { return };
+        standin.repeat(&["an_epilogue_that_fails_is_an_error"], &[("STANDIN_EPILOGUES", "4")]);
+        return;
+    }
+    let Some(gpu) = Gpu::for_tests(1) else { return };
+    let device = Device::Cuda(gpu);
+    let square = Tensor::zeros_on(&device, [8, 8], DType::F32).unwrap();
+    let row = Tensor::zeros_on(&device, [8], DType::F32).unwrap();
+    let mut result = square.duplicate().unwrap();
+    let product = || Gemm::new("test", Matrix::plain(&square), Matrix::plain(&square), [8; 3]);
+    for _ in 0..4 {
+        let outcome = product().row(Some(&row)).into(result.as_out("test", false).unwrap());
+        assert!(matches!(outcome, Err(Error::Gpu { .. })), "{outcome:?}");
+    }
+    product().into(result.as_out("test", false).unwrap()).unwrap();
 }
 
 /// Also where cuBLASLt does nothing besides, refuses at last what it had promised, or would be slow; where it refuses all

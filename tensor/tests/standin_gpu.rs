@@ -50,7 +50,7 @@ fn products_find_room() {
     let Some((_, mut tensors)) = full() else { return };
     let mut of = || tensors.pop().unwrap().reshape([32, 32]).unwrap();
     let (a, b, mut c) = (of(), of(), of());
-    squeeze("cuBLASLt, a product of 32x32 and 32x32", tensors, || {
+    squeeze("cuBLASLt, a product of 32x32 by 32x32, f32 to f32", tensors, || {
         let product = Gemm::new("test", Matrix::plain(&a), Matrix::plain(&b), [32; 3]);
         product.into(c.as_out("test", false)?)
     });

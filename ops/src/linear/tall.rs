@@ -46,7 +46,7 @@ impl Tall {
         let fit = |out: &Out<'_>, count| out.count() == count && out.dtype() == dweight.dtype();
         let wide = dweight.dtype().of_sums() == DType::F32;
         let results = wide && fit(dweight, outputs * inputs) && dbias.is_none_or(|dbias| fit(dbias, outputs));
-        let most = dweight.gpu().driver().properties().shared_memory;
+        let most = dweight.gpu().properties().shared_memory;
         (pays && whole_packs && results).then(|| Self::new(extents)).filter(|tall| tall.shared() <= most)
     }
 

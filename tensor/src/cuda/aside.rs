@@ -51,7 +51,7 @@ impl Pending {
     /// The bytes that it keeps.
     fn kept(&self) -> usize {
         let read: usize = self.reads.iter().map(Tensor::bytes).sum();
-        read + self.used.iter().map(|(_, capacity, _)| capacity).sum::<usize>()
+        read + self.used.iter().map(|block| block.capacity).sum::<usize>()
     }
 }
 
@@ -169,7 +169,10 @@ impl Gpu {
     /// Lets go of what was aside in a recording that has failed: it will never execute.
     pub(super) fn forget_aside(&self) {
         let aside = std::mem::take(&mut *lock(&self.aside));
-        aside.into_iter().for_each(|lost| self.let_go(lost));
+        for lost in aside {
+            self.driver.drop_mark(lost.end);
+            self.let_go(lost);
+        }
     }
 
     fn let_go(&self, Pending { reads, used, .. }: Pending) {

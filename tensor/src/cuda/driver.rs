@@ -191,9 +191,13 @@ pub trait Driver: Send + Sync {
     /// for once. The host does not wait.
     fn wait(&self, stream: Stream, mark: Mark) -> Result<()>;
 
+    /// Releases a mark that nothing will wait for.
+    fn drop_mark(&self, _mark: Mark) {}
+
     /// Makes all later requests on `then` wait for all earlier requests on `first`.
     fn order(&self, first: Stream, then: Stream) -> Result<()> {
-        self.wait(then, self.mark(first)?)
+        let mark = self.mark(first)?;
+        self.wait(then, mark).inspect_err(|_| self.drop_mark(mark))
     }
 
     /// Copies within the device, between places that do not overlap.
@@ -209,12 +213,9 @@ pub trait Driver: Send + Sync {
     /// Runs a kernel. The arguments must be those that it declares, and it must stay within memory that is the caller's.
     unsafe fn launch(&self, stream: Stream, function: Function, extent: Extent, arguments: &[Arg]) -> Result<()>;
 
-    /// Whether [`Driver::multiply`] can add the row to such a product as an epilogue, at little cost. Errors: those of the
-    /// device. A lack of memory is an error and not a no: without the epilogue results have other bits.
-    fn can_end(&self, product: &Product) -> Result<bool>;
-
-    /// Multiplies matrices.
-    unsafe fn multiply(&self, stream: Stream, product: &Product) -> Result<()>;
+    /// Multiplies matrices, none of which is empty. Whether the row was added: not if the device cannot do that on the
+    /// way, at little cost. A lack of memory is an error and not a no: a row that is added later gives other bits.
+    unsafe fn multiply(&self, stream: Stream, product: &Product) -> Result<bool>;
 
     /// From now on requests of [`Stream::Work`] are recorded instead of executed, and so are those of other streams from
     /// when these are made to wait for it.

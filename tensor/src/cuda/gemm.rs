@@ -60,27 +60,31 @@ impl<'a> Gemm<'a> {
     /// Computes the product and everything that was asked for with it. The result is stored or accumulated, in the
     /// factors' type or that of their sums. Errors: [`Error::Shape`], [`Error::DType`], [`Error::NotContiguous`],
     /// [`Error::Device`], [`Error::Argument`] for a matrix to be added to a result that is itself added.
-    pub fn into(mut self, mut out: Out<'_>) -> Result<()> {
+    pub fn into(self, mut out: Out<'_>) -> Result<()> {
         self.check(&out)?;
         let [m, n, k] = self.extents;
+        let mut row_added = false;
         match self.plus {
-            _ if self.batch * m * n * k > 0 => self.multiply(&mut out)?,
+            _ if self.batch * m * n * k > 0 => row_added = self.multiply(&mut out)?,
             Some(plus) => put(out.part(0, plus.count()), plus)?,
             None if !out.accumulate => out.clear()?,
             None => {}
         }
-        // If the device did not add it as an epilogue of the product.
-        self.row.map_or(Ok(()), |row| add_row(out.part(0, self.batch * m * n), row))
+        match self.row {
+            Some(row) if !row_added => add_row(out.part(0, self.batch * m * n), row),
+            _ => Ok(()),
+        }
     }
 
-    /// Computes the product, and adds the row if the device can do that as an epilogue; then it is removed from `self`.
-    fn multiply(&mut self, out: &mut Out<'_>) -> Result<()> {
+    /// Computes the product. Whether the device has added the row, too.
+    fn multiply(&self, out: &mut Out<'_>) -> Result<bool> {
         let (op, gpu, [m, n, k]) = (self.op, out.gpu(), self.extents);
         let [a, b] = self.factors;
         let operand = |Matrix { tensor, transposed }: Matrix<'_>, stride| -> Result<Operand> {
             Ok(Operand { address: tensor.address(op, gpu)?, transposed, stride })
         };
-        let bare = Product {
+        let row = self.row.map(|row| row.cast(out.dtype())).transpose()?;
+        let product = Product {
             extents: self.extents,
             batch: self.batch,
             a: operand(a, m * k)?,
@@ -93,24 +97,11 @@ impl<'a> Gemm<'a> {
                 None if out.accumulate => out.address(),
                 None => 0,
             },
-            row: 0,
+            row: row.as_ref().map_or(Ok(0), |row| row.address(op, gpu))?,
             tf32: gpu.tf32(),
         };
-        let row = self.row.map(|row| row.cast(out.dtype())).transpose()?;
-        let full = Product { row: row.as_ref().map_or(Ok(0), |row| row.address(op, gpu))?, ..bare };
         // SAFETY: the operands have the elements that the extents ask for: see `check`.
-        let multiply = |product| gpu.with_room(|| unsafe { gpu.driver.multiply(gpu.stream(), product) });
-        let can_end = full != bare && gpu.with_room(|| gpu.driver.can_end(&full))?;
-        match can_end.then(|| multiply(&full)) {
-            Some(Ok(())) => {
-                self.row = None;
-                Ok(())
-            }
-            // A device may refuse an epilogue that it said it could do. If the device itself has failed, the bare product
-            // reports that. But a lack of memory must not decide how a result is rounded.
-            None | Some(Err(Error::Gpu { .. })) => multiply(&bare),
-            Some(failed) => failed,
-        }
+        gpu.with_room(|| unsafe { gpu.driver.multiply(gpu.stream(), &product) })
     }
 
     /// Checks the types and lengths of all operands.

@@ -1,6 +1,7 @@
 //! Memory of a device, and borrowed parts of it.
 
 use super::Gpu;
+use super::pool::Block;
 use crate::{DType, Result};
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -9,23 +10,19 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub struct Memory {
     gpu: Arc<Gpu>,
-    address: u64,
-    capacity: usize,
+    block: Block,
     len: usize,
-    /// How many recordings had been made when it was taken.
-    age: u64,
 }
 
 impl Memory {
     /// `len` bytes with arbitrary contents. [`Error::OutOfMemory`](crate::Error::OutOfMemory) where there are fewer.
     pub(crate) fn new(gpu: &Arc<Gpu>, len: usize) -> Result<Self> {
-        let (address, capacity, age) = gpu.take(len)?;
-        Ok(Self { gpu: Arc::clone(gpu), address, capacity, len, age })
+        Ok(Self { gpu: Arc::clone(gpu), block: gpu.take(len)?, len })
     }
 
     /// Where it begins.
     pub(crate) fn address(&self) -> u64 {
-        self.address
+        self.block.address
     }
 
     /// The length in bytes.
@@ -41,7 +38,7 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        self.gpu.give_back(self.address, self.capacity, self.len, self.age);
+        self.gpu.give_back(self.block, self.len);
     }
 }
 
@@ -133,7 +130,7 @@ impl<'a> Out<'a> {
     /// Writes zeros.
     pub fn clear(&mut self) -> Result<()> {
         // SAFETY: the memory is borrowed to be written, and as long.
-        unsafe { self.gpu.driver().fill(self.gpu.stream(), self.address, 0, self.count * self.dtype.size()) }
+        unsafe { self.gpu.driver.fill(self.gpu.stream(), self.address, 0, self.count * self.dtype.size()) }
     }
 
     /// [`Error::DType`](crate::Error::DType) unless the elements are of this type.

@@ -2,7 +2,7 @@
 //!
 //! | file | what it holds |
 //! |---|---|
-//! | `driver.rs` | [`Driver`]: what a device can do |
+//! | `driver.rs` | what a device can do |
 //! | `nvidia/` | a GPU, through its driver, NVRTC and cuBLASLt, all loaded at run time |
 //! | `emulated/` | a device emulated on the CPU: kernels compiled by the system's C++ compiler, one fiber per thread |
 //! | `cache.rs` | compiled kernels on disk |
@@ -42,7 +42,7 @@ mod rows;
 mod sums;
 
 pub use aside::Joining;
-pub use driver::{Arg, Driver, Extent, Function, Mark, Operand, Product, Properties, Stream};
+pub use driver::Properties;
 pub use gemm::{Gemm, Matrix};
 pub use memory::{Memory, Out, Span};
 pub use module::{Launch, Module};
@@ -54,6 +54,7 @@ pub use sums::{MULTIPROCESSORS, partial_sums, pieces};
 
 use crate::rng::Philox;
 use crate::{Error, Result, lock};
+use driver::{Driver, Function, Mark, Operand, Product, Stream};
 use pool::Pool;
 use recording::Keys;
 use std::collections::{HashMap, VecDeque};
@@ -129,8 +130,13 @@ impl Gpu {
         })
     }
 
+    /// What the device is.
+    pub fn properties(&self) -> &Properties {
+        self.driver.properties()
+    }
+
     /// The device itself.
-    pub fn driver(&self) -> &dyn Driver {
+    pub(crate) fn driver(&self) -> &dyn Driver {
         self.driver.as_ref()
     }
 

@@ -297,7 +297,7 @@ impl Launch<'_> {
             );
             return Err(Error::argument(self.op, message));
         }
-        let (asked, most) = (self.extent.shared as usize, self.gpu.driver().properties().shared_memory);
+        let (asked, most) = (self.extent.shared as usize, self.gpu.properties().shared_memory);
         if asked > most {
             let message = format!("a block needs {asked} bytes of shared memory, but this GPU allows {most}");
             return Err(Error::argument(self.op, message));

@@ -1,14 +1,22 @@
 //! The pool of a device's memory: blocks that tensors have given back, for the next ones.
 
 use super::{Gpu, Stream};
+use crate::buffer::MAX_BYTES;
 use crate::{Error, Result, lock};
 use std::collections::BTreeMap;
 
 /// The capacities of recycled blocks are multiples of this many bytes.
 const PAGE: usize = 512;
 
-/// A block that no tensor owns any more: its age, its capacity, its address.
-pub(super) type Block = (u64, usize, u64);
+/// A block of the device's memory.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Block {
+    pub address: u64,
+    /// Bytes.
+    pub capacity: usize,
+    /// How many recordings had been made when it was taken.
+    pub age: u64,
+}
 
 /// What was returned while work was being submitted aside: by that work, which may take it again unless a recording uses
 /// it, and by other threads.
@@ -85,9 +93,8 @@ impl Gpu {
         }
     }
 
-    /// A block of at least `bytes`: address, capacity, and its age in recordings. A recycled block may be up to twice
-    /// as large.
-    pub(super) fn take(&self, bytes: usize) -> Result<(u64, usize, u64)> {
+    /// A block of at least `bytes`. A recycled one may be up to twice as large.
+    pub(super) fn take(&self, bytes: usize) -> Result<Block> {
         match self.take_now(bytes) {
             // What is aside may keep some.
             Err(Error::OutOfMemory { .. }) => self.join().and_then(|()| self.take_now(bytes)),
@@ -95,32 +102,32 @@ impl Gpu {
         }
     }
 
-    fn take_now(&self, bytes: usize) -> Result<(u64, usize, u64)> {
+    fn take_now(&self, bytes: usize) -> Result<Block> {
+        // Capacities must not wrap around.
+        assert!(bytes < MAX_BYTES, "a block of {bytes} bytes cannot exist");
         let mut pool = lock(&self.pool);
-        // More than there can be, and capacities must not wrap around.
-        if bytes >= isize::MAX as usize / 2 {
-            return Err(self.out_of_memory(&pool, bytes));
-        }
         let capacity = if self.driver.recycles() { capacity_for(bytes) } else { bytes };
         let fits = capacity..=2 * capacity;
         let may_again = self.driver.recycles() && self.stream() == Stream::Aside;
-        let is_fit = |&(age, size, _): &Block| may_again && fits.contains(&size) && !pool.may_be_used(age);
+        let is_fit = |block: &Block| may_again && fits.contains(&block.capacity) && !pool.may_be_used(block.age);
         let again = pool.held_back.own.iter().position(is_fit);
-        let again = again.map(|place| pool.held_back.own.swap_remove(place)).map(|(_, size, address)| (address, size));
+        let again = again.map(|place| pool.held_back.own.swap_remove(place));
+        let again = again.map(|block| (block.address, block.capacity));
         let recycled = || pool.free.range_mut(fits).find_map(|(&size, blocks)| Some((blocks.pop()?, size)));
         let (address, capacity) = match again.or_else(recycled) {
-            Some(block) => block,
+            Some(known) => known,
             None => (self.allocate(&mut pool, capacity, bytes)?, capacity),
         };
+        let block = Block { address, capacity, age: pool.recorded };
         pool.stats.in_use += bytes;
         pool.stats.peak_in_use = pool.stats.peak_in_use.max(pool.stats.in_use);
-        let age = pool.recorded;
         drop(pool);
         if self.poison {
             // SAFETY: the block is nobody else's.
-            unsafe { self.driver.fill(self.stream(), address, 0xFF, capacity)? };
+            unsafe { self.driver.fill(self.stream(), address, 0xFF, capacity) }
+                .inspect_err(|_| self.give_back(block, bytes))?;
         }
-        Ok((address, capacity, age))
+        Ok(block)
     }
 
     /// New memory from the device. If there is too little, the pool's free blocks are returned to it first, unless work
@@ -148,10 +155,10 @@ impl Gpu {
         }
     }
 
-    pub(super) fn give_back(&self, address: u64, capacity: usize, bytes: usize, age: u64) {
+    /// Takes back a block of which `bytes` were in use.
+    pub(super) fn give_back(&self, block: Block, bytes: usize) {
         let mut pool = lock(&self.pool);
         pool.stats.in_use -= bytes;
-        let block = (age, capacity, address);
         match (pool.holds_back, self.stream()) {
             (true, Stream::Aside) => pool.held_back.own.push(block),
             (true, _) => pool.held_back.others.push(block),
@@ -172,18 +179,18 @@ impl Gpu {
     }
 
     /// Takes in a block that no tensor owns any more.
-    fn settle(&self, pool: &mut Pool, (age, capacity, address): Block) {
+    fn settle(&self, pool: &mut Pool, block: Block) {
         // The recording in progress may use the block, too. If the device recycles blocks that is no problem: the next
         // user comes later on the stream.
         let recording = lock(&self.keys).is_some() && !self.driver.recycles();
-        if recording || pool.may_be_used(age) {
-            return pool.retained.push((age, capacity, address));
+        if recording || pool.may_be_used(block.age) {
+            return pool.retained.push(block);
         }
-        self.put_away(pool, address, capacity);
+        self.put_away(pool, block);
     }
 
     /// Takes in a block that nobody will use any more.
-    pub(super) fn put_away(&self, pool: &mut Pool, address: u64, capacity: usize) {
+    pub(super) fn put_away(&self, pool: &mut Pool, Block { address, capacity, .. }: Block) {
         if self.driver.recycles() {
             pool.free.entry(capacity).or_default().push(address);
             return;

@@ -57,7 +57,7 @@ impl fmt::Debug for Prefetch {
 
 impl Prefetch {
     /// A prefetch buffer for up to `bytes` at a time. Errors: [`Error::OutOfMemory`] where the device has no room for
-    /// them; [`Error::Gpu`].
+    /// them; [`Error::Gpu`]. Panics for more bytes than can be counted.
     pub fn new(gpu: &Arc<Gpu>, bytes: usize) -> Result<Self> {
         gpu.ensure_in_order("creating a prefetch buffer")?;
         let block = Memory::new(gpu, bytes).map_err(|error| error.of_tensor("a prefetch buffer".into()))?;

@@ -129,12 +129,10 @@ impl Gpu {
     /// it might have used them.
     fn take_in(&self, kept: BTreeMap<usize, Vec<u64>>, pool: &mut Pool) {
         give_free(&mut pool.free, kept);
-        let (used, unused) =
-            std::mem::take(&mut pool.retained).into_iter().partition(|&(age, ..)| pool.may_be_used(age));
+        let retained = std::mem::take(&mut pool.retained).into_iter();
+        let (used, unused): (_, Vec<_>) = retained.partition(|block| pool.may_be_used(block.age));
         pool.retained = used;
-        for (_, capacity, address) in Vec::from_iter(unused) {
-            self.put_away(pool, address, capacity);
-        }
+        unused.into_iter().for_each(|block| self.put_away(pool, block));
     }
 }
 

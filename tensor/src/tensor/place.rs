@@ -10,9 +10,9 @@ impl Tensor {
     /// As [`Tensor::empty`], on a device. Errors: [`Error::Argument`] for more bytes than can be counted;
     /// [`Error::OutOfMemory`] where a GPU has no room. Panics where the machine has none.
     pub fn empty_on(device: &Device, shape: impl Into<Shape>, dtype: DType) -> Result<Self> {
-        let shape = shape.into();
-        let Device::Cuda(gpu) = device else { return Ok(Self::empty(shape.countable("empty")?, dtype)) };
-        let memory = Memory::new(gpu, shape.bytes("empty", dtype)?)
+        let shape = shape.into().countable("empty")?;
+        let Device::Cuda(gpu) = device else { return Ok(Self::empty(shape, dtype)) };
+        let memory = Memory::new(gpu, shape.count() * dtype.size())
             .map_err(|error| error.of_tensor(format!("{dtype} {shape}")))?;
         let storage = Storage::Cuda(Arc::new(memory));
         Ok(Self { storage, dtype, strides: shape.contiguous_strides(), shape, offset: 0, carried: Carried::default() })
@@ -20,8 +20,8 @@ impl Tensor {
 
     /// As [`Tensor::zeros`], on a device. Errors: those of [`Tensor::empty_on`].
     pub fn zeros_on(device: &Device, shape: impl Into<Shape>, dtype: DType) -> Result<Self> {
-        let shape = shape.into();
-        let Device::Cuda(gpu) = device else { return Ok(Self::zeros(shape.countable("zeros")?, dtype)) };
+        let shape = shape.into().countable("zeros")?;
+        let Device::Cuda(gpu) = device else { return Ok(Self::zeros(shape, dtype)) };
         let zeros = Self::empty_on(device, shape, dtype)?;
         // SAFETY: the memory belongs to this tensor alone, and has this many bytes.
         unsafe { gpu.driver().fill(gpu.stream(), zeros.address("zeros", gpu)?, 0, zeros.bytes())? };
@@ -31,9 +31,9 @@ impl Tensor {
     /// A tensor of one floating-point number, on a device. Errors: [`Error::DType`] for another type; those of
     /// [`Tensor::empty_on`].
     pub fn full_on(device: &Device, shape: impl Into<Shape>, value: f64, dtype: DType) -> Result<Self> {
-        let shape = shape.into();
+        let shape = shape.into().countable("full")?;
         if *device == Device::Cpu {
-            return Tensor::full(shape.countable("full")?, value).cast(dtype);
+            return Tensor::full(shape, value).cast(dtype);
         }
         let mut full = Self::empty_on(device, shape, dtype)?;
         elements::fill(&mut full, value)?;

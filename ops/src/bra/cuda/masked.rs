@@ -27,13 +27,13 @@ impl Masked {
     /// `None` unless the map [`suits`](Self::suits), and blocks for whole heads fit the GPU and fill it.
     pub fn of(gpu: &Gpu, g: Geometry, dim: usize) -> Option<Self> {
         let form = Self { dim };
-        let fills = g.images * g.heads >= gpu.driver().properties().multiprocessors;
+        let fills = g.images * g.heads >= gpu.properties().multiprocessors;
         (Self::suits(g) && form.fits(gpu, g) && fills).then_some(form)
     }
 
     /// Whether a head fits the shared memory of a block.
     pub fn fits(self, gpu: &Gpu, g: Geometry) -> bool {
-        let most = gpu.driver().properties().shared_memory;
+        let most = gpu.properties().shared_memory;
         Self::DIMS.contains(&self.dim) && self.shared_forward(g) <= most && Self::chunk(gpu, g).is_some()
     }
 
@@ -72,7 +72,7 @@ impl Masked {
     /// The queries for which the backward pass has dSᵀ in shared memory at once: as many as leave room for a second block,
     /// or, if that is impossible, for one; whole tiles.
     fn chunk(gpu: &Gpu, g: Geometry) -> Option<usize> {
-        let most = gpu.driver().properties().shared_memory;
+        let most = gpu.properties().shared_memory;
         let chunk = |parts| Self::rows(g).div_ceil(parts).next_multiple_of(16);
         let within = |most| (1..=4).map(chunk).find(|&chunk| Self::shared_backward(g, chunk) <= most);
         // A multiprocessor has what its largest block can have, and what the driver reserves for that.

@@ -100,7 +100,7 @@ pub fn route(
     let (pack, of_image) = (16 / dtype.size(), g.tokens() * 2 * g.qk_dim * dtype.size());
     let in_packs = [g.qk_dim, g.v_dim].iter().all(|dim| dim.is_multiple_of(pack));
     let in_packs = in_packs && qkv.address("bra", gpu)?.is_multiple_of(16);
-    let properties = gpu.driver().properties();
+    let properties = gpu.properties();
     let filled = 4 * g.images >= 3 * properties.multiprocessors;
     // In shared memory, all regions' affinities and means.
     let pack_of_sums = 16 / dtype.of_sums().size();
@@ -310,7 +310,7 @@ impl Form {
     fn of(gpu: &Gpu, g: Geometry, dtype: DType, scale: f64, maps: &[u64]) -> Option<Form> {
         let [dim, v_dim] = g.head_dims();
         let known = dtype == DType::Bf16 && dim == v_dim && [24, 32, 64, 96].contains(&dim);
-        let properties = gpu.driver().properties();
+        let properties = gpu.properties();
         let form = Form { dim, resident: true };
         // One block per head and image must be enough to fill the GPU.
         let fills = g.images * g.heads >= properties.multiprocessors;

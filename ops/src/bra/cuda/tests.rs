@@ -253,7 +253,7 @@ fn keys_and_values_stay_in_shared_memory_where_they_fit_and_blocks_fill_the_gpu(
         let g = Geometry { images, regions, heads: 1, qk_dim: 32, v_dim: 32, topk: 1 };
         Form::of(&gpu, g, DType::Bf16, 0.2, &[]).unwrap().resident
     };
-    let enough = gpu.driver().properties().multiprocessors;
+    let enough = gpu.properties().multiprocessors;
     assert!(resident(28, enough) && !resident(56, enough) && !resident(28, enough - 1));
 }
 

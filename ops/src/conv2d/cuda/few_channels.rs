@@ -35,7 +35,7 @@ impl<'a> FewChannels<'a> {
         let known = known && !g.inputs.is_multiple_of(8);
         // Rows of x are copied in packs, and places within an image are counted with an `int`.
         let whole = (g.input[1] * g.inputs).is_multiple_of(8);
-        let fits = call.shared(g.outputs + 8) <= x.gpu("conv2d")?.driver().properties().shared_memory;
+        let fits = call.shared(g.outputs + 8) <= x.gpu("conv2d")?.properties().shared_memory;
         let something = g.pixels() * x.count() > 0;
         let aligned = dtype == DType::Bf16 && address.is_multiple_of(16) && tall::in_packs(x, x.count())?;
         let countable = i32::try_from(g.pixels() * g.outputs).is_ok();

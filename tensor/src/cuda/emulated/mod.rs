@@ -8,7 +8,7 @@ mod products;
 
 use super::driver::{Arg, Driver, Extent, Function, Mark, Product, Properties, RecordingId, Stream};
 use super::module::Module;
-use crate::{DType, Error, Result, lock};
+use crate::{Error, Result, lock};
 use compiler::{Compiler, Shared};
 use copies::Copies;
 use std::alloc::{Layout, alloc, dealloc};
@@ -322,14 +322,9 @@ impl Driver for Emulated {
         unsafe { self.ask(stream, Request::Launch(function, extent, arguments.to_vec())) }
     }
 
-    fn can_end(&self, product: &Product) -> Result<bool> {
-        // As cuBLASLt, which has no epilogue in f64.
-        Ok(product.output != DType::F64)
-    }
-
-    unsafe fn multiply(&self, stream: Stream, product: &Product) -> Result<()> {
+    unsafe fn multiply(&self, stream: Stream, product: &Product) -> Result<bool> {
         // SAFETY: as above.
-        unsafe { self.ask(stream, Request::Multiply(*product)) }
+        unsafe { self.ask(stream, Request::Multiply(*product)) }.map(|()| true)
     }
 
     fn begin_recording(&self) -> Result<()> {

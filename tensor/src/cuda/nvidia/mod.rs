@@ -283,13 +283,18 @@ impl Driver for Nvidia {
     fn wait(&self, stream: Stream, mark: Mark) -> Result<()> {
         self.enter()?;
         let (event, wait) = (mark.id as CUevent, CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT);
-        // SAFETY: the stream is this value's. Once one waits for it, the event may go: so says the driver's manual. Until
-        // then, whoever has the mark may try again.
-        unsafe {
-            result::stream::wait_event(self.handle(stream), event, wait).doing(ORDERING)?;
-            let _ = result::event::destroy(event);
-        }
+        // SAFETY: the stream is this value's. Until it waits for the event, whoever has the mark may try again.
+        unsafe { result::stream::wait_event(self.handle(stream), event, wait) }.doing(ORDERING)?;
+        // Once a stream waits for it, the event may go: so says the driver's manual.
+        self.drop_mark(mark);
         Ok(())
+    }
+
+    fn drop_mark(&self, mark: Mark) {
+        if self.enter().is_ok() {
+            // SAFETY: nobody has the mark any more. There is nobody to tell of an error.
+            let _ = unsafe { result::event::destroy(mark.id as CUevent) };
+        }
     }
 
     unsafe fn copy(&self, stream: Stream, from: u64, to: u64, bytes: usize) -> Result<()> {
@@ -336,12 +341,7 @@ impl Driver for Nvidia {
             .doing("starting a kernel")
     }
 
-    fn can_end(&self, product: &Product) -> Result<bool> {
-        self.enter()?;
-        self.blas.as_ref().map_or(Ok(false), |blas| lock(blas).can_end(product))
-    }
-
-    unsafe fn multiply(&self, stream: Stream, product: &Product) -> Result<()> {
+    unsafe fn multiply(&self, stream: Stream, product: &Product) -> Result<bool> {
         self.enter()?;
         let blas = self.blas.as_ref().ok_or_else(|| failure("cuBLASLt is not open"))?;
         // SAFETY: the caller's promise.

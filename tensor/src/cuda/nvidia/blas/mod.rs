@@ -5,8 +5,8 @@ mod trial;
 
 use self::plan::{Plan, PlanKey};
 use super::{driver_failure, ensure_no_fault, failure, no_room};
+use crate::Result;
 use crate::cuda::Product;
-use crate::{Error, Result};
 use cudarc::cublaslt::result::{self, CublasError};
 use cudarc::cublaslt::sys::{self, cublasStatus_t as Status};
 use cudarc::driver::{
@@ -42,8 +42,7 @@ pub struct Blas {
     handle: sys::cublasLtHandle_t,
     /// Those of the work, on which algorithms are tried, and of the work aside.
     queues: [Queue; 2],
-    /// The plan for each key, or why there is none.
-    plans: HashMap<PlanKey, std::result::Result<Plan, Error>>,
+    plans: HashMap<PlanKey, Plan>,
     /// Whether epilogues may be requested.
     may_end: bool,
     /// Whether algorithms are tried.
@@ -84,7 +83,8 @@ fn doing<T>(what: &str, result: std::result::Result<T, CublasError>) -> Result<T
 
 /// Whether cuBLASLt refuses what it is asked for, whatever state the GPU is in.
 fn is_refusal(error: &CublasError) -> bool {
-    [Status::CUBLAS_STATUS_INVALID_VALUE, Status::CUBLAS_STATUS_NOT_SUPPORTED].contains(&error.0)
+    use Status::{CUBLAS_STATUS_ARCH_MISMATCH, CUBLAS_STATUS_INVALID_VALUE, CUBLAS_STATUS_NOT_SUPPORTED};
+    [CUBLAS_STATUS_INVALID_VALUE, CUBLAS_STATUS_NOT_SUPPORTED, CUBLAS_STATUS_ARCH_MISMATCH].contains(&error.0)
 }
 
 impl Blas {
@@ -105,50 +105,32 @@ impl Blas {
     }
 
     /// Whether cuBLASLt computes such a product efficiently with its epilogue. Fewer algorithms support one. If the best
-    /// of them does not occupy at least 70 % as much of the GPU as the bare product, a separate kernel costs less. Errors:
-    /// [`Error::OutOfMemory`].
-    pub fn can_end(&mut self, product: &Product) -> Result<bool> {
+    /// of them does not occupy at least 70 % as much of the GPU as the bare product, a separate kernel costs less.
+    fn can_end(&mut self, product: &Product) -> Result<bool> {
         let key = PlanKey::of(product);
         // An algorithm may access the row 16 bytes at a time.
         if !self.may_end || key.alignment[4] < 4 {
             return Ok(false);
         }
-        let mut busy = |key| match self.planned(&key) {
-            Ok(plan) => Ok(Some(plan.waves.min(1.0))),
-            Err(error @ Error::OutOfMemory { .. }) => Err(error),
-            Err(_) => Ok(None),
-        };
-        Ok(matches!((busy(key)?, busy(key.bare())?), (Some(with), Some(without)) if with >= 0.7 * without))
+        let mut busy = |key| self.planned(&key).map(|plan| plan.waves.min(1.0));
+        Ok(busy(key)? >= 0.7 * busy(key.bare())?)
     }
 
     /// The plan for a shape, made now or before.
-    fn planned(&mut self, key: &PlanKey) -> Result<&Plan> {
+    fn planned(&mut self, key: &PlanKey) -> Result<&mut Plan> {
         if !self.plans.contains_key(key) {
-            match Plan::new(key, self.handle, self.queues[0].workspace) {
-                // A refused epilogue is remembered and not requested again; a bare product is, because there is no
-                // alternative to it.
-                Err(error) if !key.row || matches!(error, Error::OutOfMemory { .. }) => {
-                    return Err(error);
-                }
-                mut plan => {
-                    if let Ok(plan) = &mut plan {
-                        self.settle(key, plan);
-                    }
-                    self.plans.insert(*key, plan);
-                }
-            }
+            let mut plan = Plan::new(key, self.handle, self.queues[0].workspace)?;
+            self.settle(key, &mut plan);
+            self.plans.insert(*key, plan);
         }
-        match self.plans.get(key) {
-            Some(plan) => plan.as_ref().map_err(Error::clone),
-            None => Err(failure("a plan that is not there")),
-        }
+        self.plans.get_mut(key).ok_or_else(|| failure("a plan that is not there"))
     }
 
     /// Lets a new plan prefer its fastest algorithm, of those with the first one's bits. If that cannot be found out, the
     /// order is cuBLASLt's.
     fn settle(&self, key: &PlanKey, plan: &mut Plan) {
         let (says, tries) = (std::env::var_os(PLANS_VARIABLE).is_some(), self.may_try && trial::matters(key));
-        if !says && !tries {
+        if plan.algorithms.is_empty() || (!says && !tries) {
             return;
         }
         // SAFETY: the plan is that of the key, and all else this value's.
@@ -168,46 +150,48 @@ impl Blas {
         }
     }
 
+    /// Whether it has added the row: see [`Driver::multiply`](crate::cuda::Driver::multiply).
+    ///
     /// # Safety
     /// The operands lie where the product says, in memory of the current context.
-    pub unsafe fn multiply(&mut self, stream: CUstream, product: &Product) -> Result<()> {
-        let Product { extents: [m, n, k], batch, .. } = *product;
-        if m == 0 || n == 0 || batch == 0 {
-            return Ok(());
-        }
-        if k == 0 {
-            return Err(failure("a product with an empty inner axis"));
-        }
-        let (key, handle) = (PlanKey::of(product), self.handle);
+    pub unsafe fn multiply(&mut self, stream: CUstream, product: &Product) -> Result<bool> {
         let queue = self.queues.into_iter().find(|queue| queue.stream == stream);
         let queue = queue.ok_or_else(|| failure("a product on a stream without a workspace"))?;
-        loop {
-            let plan = self.planned(&key)?;
+        // SAFETY: the caller's promise.
+        if product.row != 0 && self.can_end(product)? && unsafe { self.run(queue, product)? } {
+            return Ok(true);
+        }
+        // SAFETY: as above.
+        match unsafe { self.run(queue, &Product { row: 0, ..*product })? } {
+            true => Ok(false),
+            false => Err(failure(format!("cuBLASLt refuses a product of {}", PlanKey::of(product).bare()))),
+        }
+    }
+
+    /// Multiplies by the first algorithm that cuBLASLt does not refuse; those that it does are not tried again. Whether
+    /// there was one. Nothing else may decide which one it is, least of all a lack of memory: others may give other bits.
+    ///
+    /// # Safety
+    /// As [`Blas::multiply`]'s.
+    unsafe fn run(&mut self, queue: Queue, product: &Product) -> Result<bool> {
+        let (key, handle) = (PlanKey::of(product), self.handle);
+        let plan = self.planned(&key)?;
+        while !plan.algorithms.is_empty() {
             // SAFETY: the caller's promise; the plan is that of the product, and all else this value's.
-            let Err(error) = (unsafe { plan.multiply(0, product, handle, queue) }) else { return Ok(()) };
-            let what = format!("a product of {m}x{k} and {k}x{n}");
-            if !is_refusal(&error) {
-                // Perhaps an earlier kernel failed, and cuBLASLt is the first to notice; or there was no memory for
-                // cuBLASLt's own kernels, for which it has no distinct error.
-                ensure_no_fault(stream)?;
-                let free = driver::result::mem_get_info().map_or(usize::MAX, |(free, _)| free);
-                if free < WORKSPACE {
-                    return Err(no_room(&format!("cuBLASLt, {what}"), None));
+            match unsafe { plan.multiply(0, product, handle, queue) } {
+                Ok(()) => return Ok(true),
+                Err(error) if is_refusal(&error) => _ = plan.algorithms.remove(0),
+                Err(error) => {
+                    // Perhaps an earlier kernel failed, and cuBLASLt is the first to notice; or there was no memory for
+                    // cuBLASLt's own kernels, for which it has no distinct error.
+                    ensure_no_fault(queue.stream)?;
+                    let free = driver::result::mem_get_info().map_or(usize::MAX, |(free, _)| free);
+                    let error = if free < WORKSPACE { CublasError(Status::CUBLAS_STATUS_ALLOC_FAILED) } else { error };
+                    return doing(&format!("a product of {key}"), Err(error));
                 }
-            }
-            let outcome = doing(&what, Err(error));
-            let Err(refused @ Error::Gpu { .. }) = &outcome else { return outcome };
-            // An algorithm that cuBLASLt recommended but then refuses is not tried again: the next one is used, or no
-            // epilogue.
-            match self.plans.get_mut(&key) {
-                Some(Ok(plan)) if plan.algorithms.len() > 1 => _ = plan.algorithms.remove(0),
-                Some(plan) if key.row => {
-                    *plan = Err(refused.clone());
-                    return outcome;
-                }
-                _ => return outcome,
             }
         }
+        Ok(false)
     }
 }
 

@@ -1,6 +1,6 @@
 //! How a product is described to cuBLASLt, and the algorithms that it recommends.
 
-use super::{Queue, WORKSPACE, doing, failure};
+use super::{Queue, WORKSPACE, doing, failure, is_refusal};
 use crate::cuda::{Operand, Product};
 use crate::{DType, Result};
 use cudarc::cublaslt::result::{self, CublasError};
@@ -164,7 +164,7 @@ impl Described {
         Ok(described)
     }
 
-    /// The algorithms that cuBLASLt expects to be the fastest, the best first.
+    /// The algorithms that cuBLASLt expects to be the fastest, the best first; none if it refuses such a product.
     ///
     /// # Safety
     /// Handle and preference are alive.
@@ -205,16 +205,18 @@ impl Described {
                 status
             };
             choices.retain(|choice| choice.state == Status::CUBLAS_STATUS_SUCCESS);
-            let none =
-                if choices.is_empty() { Err(CublasError(Status::CUBLAS_STATUS_NOT_SUPPORTED)) } else { Ok(choices) };
-            let [m, n, k] = key.extents;
-            doing(&format!("an algorithm for {m}x{k} by {k}x{n}"), status.result().and(none))
+            match status.result() {
+                Err(error) if !is_refusal(&error) => doing(&format!("an algorithm for {key}"), Err(error)),
+                _ => Ok(choices),
+            }
         };
-        let uncut = || choose(sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_NONE);
-        match key.extents[2].is_multiple_of(BLOCK) {
-            true => choose(sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE).or_else(|_| uncut()),
-            false => uncut(),
+        if key.extents[2].is_multiple_of(BLOCK) {
+            let split = choose(sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE)?;
+            if !split.is_empty() {
+                return Ok(split);
+            }
         }
+        choose(sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_NONE)
     }
 
     /// Sets the address of the row that is added.
@@ -263,7 +265,7 @@ impl Drop for Layout {
     }
 }
 
-/// A product and the algorithms for it, at least one.
+/// A product and the algorithms for it; none if cuBLASLt refuses it.
 pub struct Plan {
     described: Described,
     /// In the order in which cuBLASLt recommends them, behind the one that is preferred, and without those that it then
@@ -289,7 +291,7 @@ impl Plan {
             let _ = result::destroy_matmul_pref(preference);
             algorithms?
         };
-        let waves = algorithms[0].wavesCount;
+        let waves = algorithms.first().map_or(0.0, |first| first.wavesCount);
         Ok(Self { described, algorithms, waves })
     }
 
