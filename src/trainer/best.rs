@@ -20,8 +20,8 @@ impl RunFolder {
         kept_in(self.path(), best)
     }
 
-    /// Prints a note if the best epoch's checkpoint is missing or damaged: its weights are then lost, unless there is a
-    /// copy elsewhere.
+    /// Prints a note if the best epoch's checkpoint is missing: its weights are then lost, unless there is a copy
+    /// elsewhere.
     pub(super) fn note_lost(&self, progress: &Progress, facts: &DataFacts) {
         if let Some([_, best]) = progress.last_and_best(facts)
             && self.kept(&best).is_none()
@@ -98,6 +98,7 @@ pub(super) fn whole_best(folder: &Path) -> Option<String> {
 
 /// The checkpoint of the best epoch in a run folder, if it was kept.
 pub(super) fn kept_in(folder: &Path, best: &EpochMetrics) -> Option<&'static str> {
-    let kept = Checkpoint::read(&folder.join(BEST)).ok()?;
-    (kept.progress.epoch() == best.epoch).then_some(BEST)
+    // Not the whole file: it is long, and whoever goes on to use its weights is told if they are damaged.
+    let kept = Checkpoint::read_progress(&folder.join(BEST)).ok()?;
+    (kept.epoch() == best.epoch).then_some(BEST)
 }
