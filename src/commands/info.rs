@@ -70,7 +70,7 @@ fn asked(arguments: &Arguments) -> Result<(RunConfig, Option<Begun>)> {
         }
     };
     let (config, data) = (described.config, described.data);
-    let both = progress.as_ref().and_then(|progress| progress.last_and_best(&data));
+    let both = progress.as_ref().and_then(|progress| progress.last_and_best());
     let (last, best) = both.map(<(_, _)>::from).unzip();
     let mut run = RunConfig { device: DeviceName::Cpu, ..config.clone() };
     if run.precision == Precision::Tf32 {
@@ -87,7 +87,7 @@ struct Begun {
     data: DataFacts,
     /// None for exported weights.
     progress: Option<Progress>,
-    /// The last epoch's metrics, and the best one's, of those that were tested on the same images.
+    /// The last epoch's metrics, and the best one's.
     last: Option<EpochMetrics>,
     best: Option<EpochMetrics>,
 }

@@ -273,7 +273,7 @@ impl Trainer {
             self.save()?;
             timed?;
             self.folder.write_metrics(&self.progress)?;
-            self.folder.keep_best(&self.progress, &self.facts)?;
+            self.folder.keep_best(&self.progress)?;
             display.epoch(&metrics, elapsed, training);
             // If they cannot be drawn, the error is reported at the end of the run.
             let _ = self.folder.draw_curves(&self.progress, self.told());
@@ -358,7 +358,6 @@ impl Trainer {
             tested_on: self.facts.tested_on(),
             smooths: config.label_smoothing > 0.0,
             mixes: config.augmentation.mixes(),
-            comparable_after: self.facts.comparable_after,
         }
     }
 
