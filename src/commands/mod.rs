@@ -125,7 +125,7 @@ fn meant_by_a_word(word: &str, arguments: &[OsString]) -> Option<String> {
         "train" if resumes && word == "auto" => return Some("--resume=auto".into()),
         "train" if resumes => "--resume --out",
         "train" | "check" | "shrink" => "--data",
-        "eval" | "export" | "info" => "--checkpoint",
+        "eval" | "export" | "forward" | "info" => "--checkpoint",
         _ => return None,
     };
     Some(format!("{option} {}", quoted(word)))
