@@ -345,7 +345,8 @@ impl Trainer {
             // Evenly spaced from the first to the last, because an image folder is ordered by class.
             let all = self.test.dataset().len();
             let shown = PICTURED.min(all);
-            let batch = self.test.batch_of((0..shown).map(|image| image * all / shown).collect())?;
+            let spaced = |image| image * (all - 1) / (shown - 1).max(1);
+            let batch = self.test.batch_of((0..shown).map(spaced).collect())?;
             let trace = self.learner.with_average(|model| learner::trace(model, &batch))?;
             self.folder.draw_routes(&batch, &trace, self.test.transform())
         })
