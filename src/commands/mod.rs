@@ -37,14 +37,12 @@ use tensor::cpu::isa::Isa;
 
 /// Trains, runs and checks BiFormer, the vision transformer with bi-level routing attention.
 ///
-/// With no command it trains `nano` on the images inside the program.
+/// With no command it does what `train` does with its defaults: it trains `nano` on the images inside the program.
 #[derive(Debug, Parser)]
-#[command(version, args_conflicts_with_subcommands = true)]
+#[command(version)]
 pub struct Cli {
     #[command(subcommand)]
     command: Option<Command>,
-    #[command(flatten)]
-    train: train::Arguments,
 }
 
 #[derive(Debug, Subcommand)]
@@ -84,7 +82,7 @@ impl Cli {
     pub fn from_arguments() -> Self {
         let option =
             |arg: Arg| if arg.get_action().takes_values() { with_words(arg).allow_negative_numbers(true) } else { arg };
-        let mut called = Self::command().mut_args(option).mut_subcommands(|command| command.mut_args(option));
+        let mut called = Self::command().mut_subcommands(|command| command.mut_args(option));
         let arguments: Vec<OsString> = env::args_os().collect();
         let matches = called.try_get_matches_from_mut(&arguments);
         let matches = matches.unwrap_or_else(|error| with_tip(error, &arguments).exit());
@@ -94,21 +92,15 @@ impl Cli {
 
 /// An error about the command line, with a tip on what may have been meant.
 fn with_tip(mut error: clap::Error, arguments: &[OsString]) -> clap::Error {
-    let text = |kind| match error.get(kind) {
-        Some(ContextValue::String(text)) => Some(text.as_str()),
-        _ => None,
-    };
-    let tip = match (error.kind(), text(ContextKind::InvalidArg), text(ContextKind::InvalidSubcommand)) {
-        (ErrorKind::UnknownArgument, Some(option), _) if option.starts_with('-') => {
+    let tip = match (error.kind(), error.get(ContextKind::InvalidArg)) {
+        (ErrorKind::UnknownArgument, Some(ContextValue::String(option))) if option.starts_with('-') => {
             let is_file = |name: &&OsString| name.as_encoded_bytes().starts_with(b"-") && Path::new(name).exists();
             let file = arguments.iter().find(is_file);
-            file.map(|file| format!("a file of this name is {}", quoted(&file.display().to_string())))
+            let file = file.map(|file| format!("a file of this name is {}", quoted(&file.display().to_string())));
+            file.or_else(|| Some(format!("options come after the command: {}", with_command(option, arguments)?)))
         }
-        (ErrorKind::UnknownArgument, Some(word), _) => {
+        (ErrorKind::UnknownArgument, Some(ContextValue::String(word))) => {
             meant_by_a_word(word, arguments).map(|option| format!("perhaps it is meant as: {option}"))
-        }
-        (ErrorKind::ArgumentConflict, _, Some(command)) => {
-            Some(format!("options come after the command: biformer {command} --.."))
         }
         _ => None,
     };
@@ -116,6 +108,19 @@ fn with_tip(mut error: clap::Error, arguments: &[OsString]) -> clap::Error {
         error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
     }
     error
+}
+
+/// The command line that may be meant where an option stands before its command, or without one: that of `train`, which
+/// is what no command means.
+fn with_command(option: &str, arguments: &[OsString]) -> Option<String> {
+    let mut words: Vec<&str> = arguments.iter().skip(1).map(|word| word.to_str()).collect::<Option<_>>()?;
+    let root = Cli::command();
+    let named = words.iter().position(|word| root.find_subcommand(word).is_some());
+    let command = root.find_subcommand(named.map_or("train", |place| words.remove(place)))?;
+    let has = command.get_arguments().any(|known| known.get_long() == option.strip_prefix("--"));
+    let shown = |word: &&str| if word.starts_with('-') { (*word).to_owned() } else { quoted(word) };
+    let words: Vec<String> = words.iter().map(shown).collect();
+    (has && named != Some(0)).then(|| format!("biformer {} {}", command.get_name(), words.join(" ")))
 }
 
 /// The option that a stray word may have been meant for.
@@ -160,7 +165,7 @@ pub enum Status {
 /// Runs the command.
 pub fn run(cli: Cli) -> Result<Status> {
     Isa::asked()?;
-    match cli.command.unwrap_or(Command::Train(cli.train)) {
+    match cli.command.unwrap_or(Command::Train(Default::default())) {
         Command::Train(arguments) => train::run(&arguments),
         Command::Eval(arguments) => eval::run(&arguments),
         Command::Predict(arguments) => predict::run(&arguments),

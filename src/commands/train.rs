@@ -20,7 +20,7 @@ use std::time::Instant;
 use toml::{Table, Value};
 
 /// The command line wins over the configuration file, which wins over the defaults.
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args)]
 pub struct Arguments {
     /// A TOML file; any field of a run folder's config.toml can be given in it.
     #[arg(long, value_name = "FILE")]
