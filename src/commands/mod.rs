@@ -24,7 +24,12 @@ mod set;
 mod shrink;
 mod train;
 
+pub use crate::memory::OrEnd;
+
+use crate::memory::or_out_of_memory;
 use crate::paths::quoted;
+use crate::printing::print_error;
+use crate::signals;
 use anyhow::Result;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -33,6 +38,7 @@ use std::any::TypeId;
 use std::env;
 use std::ffi::OsString;
 use std::path::Path;
+use std::process::ExitCode;
 use tensor::cpu::isa::Isa;
 
 /// Trains, runs and checks BiFormer, the vision transformer with bi-level routing attention.
@@ -77,9 +83,9 @@ enum Command {
 }
 
 impl Cli {
-    /// Parses the command line. A negative number after an option is taken for its value, so that the error is about
+    /// Parses the program's command line. A negative number after an option is taken for its value, so that the error is about
     /// that value.
-    pub fn from_arguments() -> Self {
+    fn from_arguments() -> Self {
         let option =
             |arg: Arg| if arg.get_action().takes_values() { with_words(arg).allow_negative_numbers(true) } else { arg };
         let mut called = Self::command().mut_subcommands(|command| command.mut_args(option));
@@ -151,7 +157,7 @@ fn with_words(option: Arg) -> Arg {
 
 /// How a command ended, if no error stopped it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Status {
+enum Status {
     /// As asked.
     Done,
     /// It ran, and what it checked does not hold: exit status 1.
@@ -162,8 +168,23 @@ pub enum Status {
     Interrupted,
 }
 
-/// Runs the command.
-pub fn run(cli: Cli) -> Result<Status> {
+/// The whole program: runs the command that the command line asks for, and says how it ended.
+pub fn main() -> ExitCode {
+    signals::survive_size_limit();
+    let cli = Cli::from_arguments();
+    match or_out_of_memory(|| run(cli)) {
+        Ok(Status::Done) => ExitCode::SUCCESS,
+        Ok(Status::CheckFailed) => ExitCode::from(1),
+        Ok(Status::InputsSkipped) => ExitCode::from(2),
+        Ok(Status::Interrupted) => signals::end_as_asked(),
+        Err(error) => {
+            print_error(&error);
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn run(cli: Cli) -> Result<Status> {
     Isa::asked()?;
     match cli.command.unwrap_or(Command::Train(Default::default())) {
         Command::Train(arguments) => train::run(&arguments),

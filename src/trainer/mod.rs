@@ -21,7 +21,7 @@
 //! | `stopwatch.rs` | how long an epoch takes, and how much of that it waits |
 
 mod average;
-pub mod best;
+mod best;
 pub mod checkpoint;
 pub mod data_facts;
 mod display;
@@ -29,7 +29,7 @@ mod failure;
 pub mod folder;
 mod images;
 pub mod learner;
-pub mod logs;
+mod logs;
 pub mod metrics;
 mod recorded;
 mod resume;
