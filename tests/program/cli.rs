@@ -204,10 +204,10 @@ fn cifar_100_works_like_cifar_10() {
 fn gradcheck_reports_and_writes_json() {
     let folder = fresh("cli-gradcheck");
     let [report, alone] = ["report.json", "alone.json"].map(|name| folder.join(name));
-    let said = biformer(&["gradcheck", "--op", "linear", "--json", text(&report)]).ok().out;
+    let said = biformer(&["gradcheck", "--op", "linear", "--report", text(&report)]).ok().out;
     assert!(said.contains("linear") && said.contains("0 failures") && said.contains("100%"), "{said}");
     // Whoever reads no further has the report, too.
-    unread(command(&["gradcheck", "--op", "linear", "--json", text(&alone)])).ok();
+    unread(command(&["gradcheck", "--op", "linear", "--report", text(&alone)])).ok();
     let report = fs::read_to_string(report).unwrap();
     assert_eq!(report, fs::read_to_string(alone).unwrap());
     let report = json(&report);
@@ -226,7 +226,7 @@ fn gradcheck_takes_whole_models() {
     let small = ["depth=1,1,1", "embed_dim=24,24,24", "num_classes=3"];
     // Twice, as a report may take the place of an earlier one.
     for _ in 0..2 {
-        let said = check(&small, &["--json", text(&report)]).ok().out;
+        let said = check(&small, &["--report", text(&report)]).ok().out;
         assert!(said.contains("stages.2") && said.contains("elements compared") && !said.contains("FAILED"), "{said}");
     }
     let parts = json(&fs::read_to_string(&report).unwrap());
