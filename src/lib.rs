@@ -10,7 +10,7 @@
 //! | [`model`] | BiFormer: configurations, blocks, weight files |
 //! | [`optim`] | AdamW, schedules, clipping, the moving average of weights |
 //! | [`data`] | data sets, transforms, the loader |
-//! | this one | the trainer ([`trainer`]), its configuration ([`config`]), where it computes ([`device`]), its memory ([`memory`]), inference ([`inference`]), who may use a run folder ([`folder_lock`]), what paths lead to ([`paths`]), how batches come to a device ([`staging`]), pictures ([`pictures`]), its threads ([`threads`]), signals ([`signals`]) and how it prints ([`printing`]), and the program's commands ([`commands`]) |
+//! | this one | the trainer ([`trainer`]), its configuration ([`config`]), where it computes ([`device`]), on which threads ([`threads`]), how batches come there ([`staging`]), inference ([`inference`]), the program's commands ([`commands`]), and what these share: memory, pictures, paths, folder locks, signals, printing |
 //!
 //! A gradient, in a few lines:
 //!
@@ -57,15 +57,15 @@ pub mod commands;
 pub mod config;
 mod data_notes;
 pub mod device;
-pub mod folder_lock;
+mod folder_lock;
 #[cfg(doctest)]
 mod guide;
 pub mod inference;
-pub mod memory;
-pub mod paths;
-pub mod pictures;
-pub mod printing;
-pub mod signals;
+mod memory;
+mod paths;
+mod pictures;
+mod printing;
+mod signals;
 pub mod staging;
 pub mod threads;
 pub mod trainer;

@@ -86,7 +86,7 @@ fn distance(a: &[f64], b: &[f64]) -> f64 {
 fn gradcheck_compares_the_devices_kernels() {
     let Some(device) = there() else { return };
     let report = fresh(&format!("device-gradcheck-{device}")).join("report.json");
-    let check = ["gradcheck", "--op", "scale", "--device", &device.to_string(), "--json", text(&report)];
+    let check = ["gradcheck", "--op", "scale", "--device", &device.to_string(), "--report", text(&report)];
     // Twice, as a report may take the place of an earlier one.
     for _ in 0..2 {
         let said = biformer(&check).ok().out;

@@ -7,7 +7,6 @@ use super::set::{assignment, changed};
 use crate::config::{DEFAULT_MODEL, Recompute, RunConfig};
 use crate::device::{Compute, DeviceName, Precision};
 use crate::memory::{ensure_room_to_infer, ensure_room_to_train, image_bytes};
-use crate::paths::error_of;
 use crate::trainer::stored::Stored;
 use crate::trainer::trained::{config_of, name_or_default};
 use anyhow::{Context, Result, bail};
@@ -24,10 +23,10 @@ pub struct Arguments {
     /// Changes a field of the model, for instance --set depth=2,2,2 auto_pad=true.
     #[arg(long, value_name = "KEY=VALUE", num_args = 1.., value_parser = assignment)]
     set: Vec<String>,
-    /// Weights: a run folder, the checkpoint in it, or a safetensors or .pth file under the published code's state_dict
-    /// names.
-    #[arg(long, value_name = "FILE|DIR")]
-    weights: PathBuf,
+    /// A run folder, the checkpoint in it, or what `export` wrote; or another state_dict, in a safetensors or .pth
+    /// file.
+    #[arg(long, value_name = "DIR|FILE", visible_alias = "weights")]
+    checkpoint: PathBuf,
     /// A file with the tensor `input`, (N, 3, H, W): images that have been normalised. For --gradients also with
     /// `labels` (N), their classes.
     #[arg(long, value_name = "FILE")]
@@ -113,7 +112,7 @@ fn compute(arguments: &Arguments) -> Result<()> {
         }
         *tensor = tensor.cast(dtype)?;
         if tensor.find(|x| !x.is_finite())?.is_some() {
-            let weights = arguments.weights.display();
+            let weights = arguments.checkpoint.display();
             bail!(
                 "{weights}: {name} holds numbers that are not finite: the weights are damaged or diverged (take those of another run), or the input or \
                  --dtype is out of their range"
@@ -138,8 +137,9 @@ fn compute(arguments: &Arguments) -> Result<()> {
 
 /// The model with its weights, and its configuration.
 fn model(arguments: &Arguments, dtype: DType) -> Result<(BiFormer, ModelConfig)> {
-    let weights = arguments.weights.display().to_string();
-    let stored = Stored::read(&arguments.weights).map_err(|error| error_of("weights", &weights, "", error))?;
+    let weights = arguments.checkpoint.display().to_string();
+    let stored = Stored::read(&arguments.checkpoint)?;
+    stored.note_better(&arguments.checkpoint, "--checkpoint");
     let known = stored.described().map(|(config, _)| config.architecture.clone());
     let file = stored.into_weights()?;
     let config = match (&arguments.model, known) {

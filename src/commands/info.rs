@@ -26,8 +26,8 @@ pub struct Arguments {
     #[command(flatten)]
     model: ModelChoice,
     /// A run folder (its run may be in progress), the checkpoint in it, or a file that `export` wrote: shows what the
-    /// run was trained on, how far it has come, the accuracy that it has reached (which only the folder records), and
-    /// its model in place of --model. Or other weights of a model that the program knows.
+    /// run was trained on, how far it has come and the accuracy that it has reached (which exported weights do not
+    /// record), and its model in place of --model. Or other weights of a model that the program knows.
     #[arg(long, value_name = "DIR|FILE", conflicts_with = "model")]
     checkpoint: Option<PathBuf>,
     /// The side of the images, or their height and width; by default the one that the model is meant for, or the run's.
@@ -70,7 +70,7 @@ fn asked(arguments: &Arguments) -> Result<(RunConfig, Option<Begun>)> {
         }
     };
     let (config, data) = (described.config, described.data);
-    let both = progress.as_ref().and_then(|progress| progress.last_and_best(&data));
+    let both = progress.as_ref().and_then(|progress| progress.last_and_best());
     let (last, best) = both.map(<(_, _)>::from).unzip();
     let mut run = RunConfig { device: DeviceName::Cpu, ..config.clone() };
     if run.precision == Precision::Tf32 {
@@ -87,7 +87,7 @@ struct Begun {
     data: DataFacts,
     /// None for exported weights.
     progress: Option<Progress>,
-    /// The last epoch's metrics, and the best one's, of those that were tested on the same images.
+    /// The last epoch's metrics, and the best one's.
     last: Option<EpochMetrics>,
     best: Option<EpochMetrics>,
 }

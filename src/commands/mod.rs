@@ -24,7 +24,12 @@ mod set;
 mod shrink;
 mod train;
 
+pub use crate::memory::OrEnd;
+
+use crate::memory::or_out_of_memory;
 use crate::paths::quoted;
+use crate::printing::print_error;
+use crate::signals;
 use anyhow::Result;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -33,18 +38,17 @@ use std::any::TypeId;
 use std::env;
 use std::ffi::OsString;
 use std::path::Path;
+use std::process::ExitCode;
 use tensor::cpu::isa::Isa;
 
 /// Trains, runs and checks BiFormer, the vision transformer with bi-level routing attention.
 ///
-/// With no command it trains `nano` on the images inside the program.
+/// With no command it does what `train` does with its defaults: it trains `nano` on the images inside the program.
 #[derive(Debug, Parser)]
-#[command(version, args_conflicts_with_subcommands = true)]
+#[command(version)]
 pub struct Cli {
     #[command(subcommand)]
     command: Option<Command>,
-    #[command(flatten)]
-    train: train::Arguments,
 }
 
 #[derive(Debug, Subcommand)]
@@ -79,12 +83,12 @@ enum Command {
 }
 
 impl Cli {
-    /// Parses the command line. A negative number after an option is taken for its value, so that the error is about
+    /// Parses the program's command line. A negative number after an option is taken for its value, so that the error is about
     /// that value.
-    pub fn from_arguments() -> Self {
+    fn from_arguments() -> Self {
         let option =
             |arg: Arg| if arg.get_action().takes_values() { with_words(arg).allow_negative_numbers(true) } else { arg };
-        let mut called = Self::command().mut_args(option).mut_subcommands(|command| command.mut_args(option));
+        let mut called = Self::command().mut_subcommands(|command| command.mut_args(option));
         let arguments: Vec<OsString> = env::args_os().collect();
         let matches = called.try_get_matches_from_mut(&arguments);
         let matches = matches.unwrap_or_else(|error| with_tip(error, &arguments).exit());
@@ -94,21 +98,15 @@ impl Cli {
 
 /// An error about the command line, with a tip on what may have been meant.
 fn with_tip(mut error: clap::Error, arguments: &[OsString]) -> clap::Error {
-    let text = |kind| match error.get(kind) {
-        Some(ContextValue::String(text)) => Some(text.as_str()),
-        _ => None,
-    };
-    let tip = match (error.kind(), text(ContextKind::InvalidArg), text(ContextKind::InvalidSubcommand)) {
-        (ErrorKind::UnknownArgument, Some(option), _) if option.starts_with('-') => {
+    let tip = match (error.kind(), error.get(ContextKind::InvalidArg)) {
+        (ErrorKind::UnknownArgument, Some(ContextValue::String(option))) if option.starts_with('-') => {
             let is_file = |name: &&OsString| name.as_encoded_bytes().starts_with(b"-") && Path::new(name).exists();
             let file = arguments.iter().find(is_file);
-            file.map(|file| format!("a file of this name is {}", quoted(&file.display().to_string())))
+            let file = file.map(|file| format!("a file of this name is {}", quoted(&file.display().to_string())));
+            file.or_else(|| Some(format!("options come after the command: {}", with_command(option, arguments)?)))
         }
-        (ErrorKind::UnknownArgument, Some(word), _) => {
+        (ErrorKind::UnknownArgument, Some(ContextValue::String(word))) => {
             meant_by_a_word(word, arguments).map(|option| format!("perhaps it is meant as: {option}"))
-        }
-        (ErrorKind::ArgumentConflict, _, Some(command)) => {
-            Some(format!("options come after the command: biformer {command} --.."))
         }
         _ => None,
     };
@@ -118,6 +116,19 @@ fn with_tip(mut error: clap::Error, arguments: &[OsString]) -> clap::Error {
     error
 }
 
+/// The command line that may be meant where an option stands before its command, or without one: that of `train`, which
+/// is what no command means.
+fn with_command(option: &str, arguments: &[OsString]) -> Option<String> {
+    let mut words: Vec<&str> = arguments.iter().skip(1).map(|word| word.to_str()).collect::<Option<_>>()?;
+    let root = Cli::command();
+    let named = words.iter().position(|word| root.find_subcommand(word).is_some());
+    let command = root.find_subcommand(named.map_or("train", |place| words.remove(place)))?;
+    let has = command.get_arguments().any(|known| known.get_long() == option.strip_prefix("--"));
+    let shown = |word: &&str| if word.starts_with('-') { (*word).to_owned() } else { quoted(word) };
+    let words: Vec<String> = words.iter().map(shown).collect();
+    (has && named != Some(0)).then(|| format!("biformer {} {}", command.get_name(), words.join(" ")))
+}
+
 /// The option that a stray word may have been meant for.
 fn meant_by_a_word(word: &str, arguments: &[OsString]) -> Option<String> {
     let resumes = arguments.iter().any(|argument| argument == "--resume");
@@ -125,7 +136,7 @@ fn meant_by_a_word(word: &str, arguments: &[OsString]) -> Option<String> {
         "train" if resumes && word == "auto" => return Some("--resume=auto".into()),
         "train" if resumes => "--resume --out",
         "train" | "check" | "shrink" => "--data",
-        "eval" | "export" | "info" => "--checkpoint",
+        "eval" | "export" | "forward" | "info" => "--checkpoint",
         _ => return None,
     };
     Some(format!("{option} {}", quoted(word)))
@@ -146,7 +157,7 @@ fn with_words(option: Arg) -> Arg {
 
 /// How a command ended, if no error stopped it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Status {
+enum Status {
     /// As asked.
     Done,
     /// It ran, and what it checked does not hold: exit status 1.
@@ -157,10 +168,25 @@ pub enum Status {
     Interrupted,
 }
 
-/// Runs the command.
-pub fn run(cli: Cli) -> Result<Status> {
+/// The whole program: runs the command that the command line asks for, and says how it ended.
+pub fn main() -> ExitCode {
+    signals::survive_size_limit();
+    let cli = Cli::from_arguments();
+    match or_out_of_memory(|| run(cli)) {
+        Ok(Status::Done) => ExitCode::SUCCESS,
+        Ok(Status::CheckFailed) => ExitCode::from(1),
+        Ok(Status::InputsSkipped) => ExitCode::from(2),
+        Ok(Status::Interrupted) => signals::end_as_asked(),
+        Err(error) => {
+            print_error(&error);
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn run(cli: Cli) -> Result<Status> {
     Isa::asked()?;
-    match cli.command.unwrap_or(Command::Train(cli.train)) {
+    match cli.command.unwrap_or(Command::Train(Default::default())) {
         Command::Train(arguments) => train::run(&arguments),
         Command::Eval(arguments) => eval::run(&arguments),
         Command::Predict(arguments) => predict::run(&arguments),

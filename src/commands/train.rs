@@ -20,7 +20,7 @@ use std::time::Instant;
 use toml::{Table, Value};
 
 /// The command line wins over the configuration file, which wins over the defaults.
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args)]
 pub struct Arguments {
     /// A TOML file; any field of a run folder's config.toml can be given in it.
     #[arg(long, value_name = "FILE")]
@@ -224,7 +224,7 @@ fn train(trainer: &mut Trainer, stop: &AtomicBool, goes_on: bool) -> Result<Stat
 
 /// How well a run did that took so many seconds.
 fn print_accuracy(trainer: &Trainer, seconds: u64, goes_on: bool) -> Result<()> {
-    if let Some([last, best]) = trainer.progress().last_and_best(trainer.facts()) {
+    if let Some([last, best]) = trainer.progress().last_and_best() {
         let since = if goes_on { " since it went on" } else { "" };
         let name = capitalized(trainer.facts().tested_on());
         say!("{name} accuracy {} after {}:{:02} min{since}.", last.percent(), seconds / 60, seconds % 60);

@@ -25,14 +25,11 @@ pub struct Told<'a> {
     pub smooths: bool,
     /// Whether it mixes training images.
     pub mixes: bool,
-    /// After so many epochs its test images became others, or 0.
-    pub comparable_after: usize,
 }
 
 /// Draws the loss and the accuracy on training and test images over the epochs, as a PNG of 1200x450 pixels.
 ///
-/// A value that is not finite, or beyond any scale (1e9), leaves a gap, and so does the last change of the test images.
-/// No metrics, no file: then it does nothing.
+/// A value that is not finite, or beyond any scale (1e9), leaves a gap. No metrics, no file: then it does nothing.
 ///
 /// Errors: where the file cannot be written.
 pub fn draw(metrics: &[EpochMetrics], told: Told<'_>, path: &Path) -> Result<()> {
@@ -44,14 +41,6 @@ pub fn draw(metrics: &[EpochMetrics], told: Told<'_>, path: &Path) -> Result<()>
     };
     // In full it would run off the page.
     let name = if told.tested_on == "validation" { "val" } else { told.tested_on };
-    let tested = |value| {
-        let mut curve = curve(name, VERMILION, value);
-        let others = curve.points.iter().position(|point| point.0 > told.comparable_after as f64);
-        if let Some(others @ 1..) = others.filter(|_| told.comparable_after > 0) {
-            curve.points.insert(others, (curve.points[others].0, f64::NAN));
-        }
-        curve
-    };
     let of_training = match (told.smooths, told.mixes) {
         (false, false) => "",
         (true, false) => "; training includes label smoothing",
@@ -66,7 +55,10 @@ pub fn draw(metrics: &[EpochMetrics], told: Told<'_>, path: &Path) -> Result<()>
         title: "Loss",
         caption: format!("mean cross-entropy{of_training}"),
         bounds: (0.0, LARGEST),
-        curves: [curve("train", BLUE, |metrics| metrics.train_loss), tested(|metrics| metrics.test_loss)],
+        curves: [
+            curve("train", BLUE, |metrics| metrics.train_loss),
+            curve(name, VERMILION, |metrics| metrics.test_loss),
+        ],
         written: |loss| if loss < 1e4 { format!("{loss:.3}") } else { format!("{loss:.2e}") },
     };
     let accuracy = Panel {
@@ -75,7 +67,7 @@ pub fn draw(metrics: &[EpochMetrics], told: Told<'_>, path: &Path) -> Result<()>
         bounds: (0.0, 100.0),
         curves: [
             curve("train", BLUE, |metrics| 100.0 * metrics.train_accuracy),
-            tested(|metrics| 100.0 * metrics.test_accuracy),
+            curve(name, VERMILION, |metrics| 100.0 * metrics.test_accuracy),
         ],
         written: percent,
     };
@@ -283,16 +275,12 @@ mod tests {
         (1..=count).map(epoch).collect()
     }
 
-    const TOLD: Told<'_> = Told { tested_on: "validation", smooths: true, mixes: true, comparable_after: 0 };
+    const TOLD: Told<'_> = Told { tested_on: "validation", smooths: true, mixes: true };
 
     fn drawn(metrics: &[EpochMetrics]) -> Result<RgbImage> {
-        drawn_as_told(metrics, TOLD)
-    }
-
-    fn drawn_as_told(metrics: &[EpochMetrics], told: Told<'_>) -> Result<RgbImage> {
         let folder = tempfile::tempdir()?;
         let path = folder.path().join("curves.png");
-        draw(metrics, told, &path)?;
+        draw(metrics, TOLD, &path)?;
         Ok(image::open(&path)?.into_rgb8())
     }
 
@@ -314,19 +302,6 @@ mod tests {
             // Nothing is cut off: the margins are empty.
             let inside = |x: u32, y: u32| (8..WIDTH - 8).contains(&x) && (8..HEIGHT - 8).contains(&y);
             assert!(page.enumerate_pixels().all(|(x, y, pixel)| inside(x, y) || *pixel == Rgb([255; 3])));
-        }
-        Ok(())
-    }
-
-    #[test]
-    fn what_does_not_compare_is_not_joined() -> Result<()> {
-        let metrics = epochs(60, |_| (1.0, 0.5)); // too many for dots
-        let drawn = |comparable_after| drawn_as_told(&metrics, Told { comparable_after, ..TOLD });
-        let whole = drawn(0)?;
-        for (after, differs) in [(60, false), (20, true), (1, true), (59, true)] {
-            let page = drawn(after)?;
-            assert_eq!(count(&page, BLUE, 0, WIDTH), count(&whole, BLUE, 0, WIDTH), "training goes on, {after}");
-            assert_eq!(count(&page, VERMILION, 0, WIDTH) != count(&whole, VERMILION, 0, WIDTH), differs, "{after}");
         }
         Ok(())
     }

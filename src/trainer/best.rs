@@ -1,13 +1,11 @@
 //! The checkpoint of the best epoch, which a run folder keeps beside the last one.
 
 use super::checkpoint::{Checkpoint, FILE_NAME, Progress};
-use super::data_facts::DataFacts;
 use super::folder::{RunFolder, kind};
 use super::metrics::EpochMetrics;
 use crate::printing::tell;
 use anyhow::{Error, Result, anyhow, bail};
 use model::copy_safely;
-use std::fs;
 use std::io;
 use std::path::Path;
 
@@ -20,10 +18,10 @@ impl RunFolder {
         kept_in(self.path(), best)
     }
 
-    /// Prints a note if the best epoch's checkpoint is missing or damaged: its weights are then lost, unless there is a
-    /// copy elsewhere.
-    pub(super) fn note_lost(&self, progress: &Progress, facts: &DataFacts) {
-        if let Some([_, best]) = progress.last_and_best(facts)
+    /// Prints a note if the best epoch's checkpoint is missing: its weights are then lost, unless there is a copy
+    /// elsewhere.
+    pub(super) fn note_lost(&self, progress: &Progress) {
+        if let Some([_, best]) = progress.last_and_best()
             && self.kept(&best).is_none()
         {
             let (path, epoch) = (self.path().join(BEST), best.epoch);
@@ -49,8 +47,8 @@ impl RunFolder {
     /// overwritten.
     pub fn ensure_no_later_best(&self, epochs: usize) -> Result<()> {
         let path = self.path().join(BEST);
-        match self.best_progress() {
-            Some(best) if best.epoch() > epochs => bail!(
+        match Checkpoint::read_progress(&path) {
+            Ok(best) if best.epoch() > epochs => bail!(
                 "{}: it is of epoch {}, which the checkpoint has not come to, and would be written over; move it elsewhere, or \
                  put it in the place of {FILE_NAME}",
                 path.display(),
@@ -60,32 +58,13 @@ impl RunFolder {
         }
     }
 
-    /// How far the run had come when the best epoch's checkpoint was kept, if it was.
-    fn best_progress(&self) -> Option<Progress> {
-        Checkpoint::read_progress(&self.path().join(BEST)).ok()
-    }
-
-    /// If the last epoch is the best so far, keeps a copy of the checkpoint that was written after it. An existing copy that
-    /// was tested on other images gets another name.
-    pub(super) fn keep_best(&self, progress: &Progress, facts: &DataFacts) -> Result<()> {
-        if progress.last_and_best(facts).is_none_or(|[last, best]| last.epoch != best.epoch) {
+    /// If the last epoch is the best so far, keeps a copy of the checkpoint that was written after it.
+    pub(super) fn keep_best(&self, progress: &Progress) -> Result<()> {
+        if progress.last_and_best().is_none_or(|[last, best]| last.epoch != best.epoch) {
             return Ok(());
         }
         self.ensure_own()?;
-        let path = self.path().join(BEST);
-        if let Some(epoch) = self.best_progress().map(|kept| kept.epoch())
-            && epoch <= facts.comparable_after
-            && facts.comparable_after < progress.epoch()
-        {
-            let aside = format!("best-{epoch}.safetensors");
-            fs::rename(&path, path.with_file_name(&aside)).map_err(|error| self.unsaved(error.into()))?;
-            tell!(
-                io::stderr(),
-                "note: the best epoch so far was tested on other images: {} is now called {aside}",
-                path.display()
-            );
-        }
-        copy_safely(&self.checkpoint(), &path).map_err(|error| self.unsaved(error.into()))
+        copy_safely(&self.checkpoint(), &self.path().join(BEST)).map_err(|error| self.unsaved(error.into()))
     }
 }
 
@@ -98,6 +77,7 @@ pub(super) fn whole_best(folder: &Path) -> Option<String> {
 
 /// The checkpoint of the best epoch in a run folder, if it was kept.
 pub(super) fn kept_in(folder: &Path, best: &EpochMetrics) -> Option<&'static str> {
-    let kept = Checkpoint::read(&folder.join(BEST)).ok()?;
-    (kept.progress.epoch() == best.epoch).then_some(BEST)
+    // Not the whole file: it is long, and whoever goes on to use its weights is told if they are damaged.
+    let kept = Checkpoint::read_progress(&folder.join(BEST)).ok()?;
+    (kept.epoch() == best.epoch).then_some(BEST)
 }

@@ -53,11 +53,9 @@ impl Progress {
         self.epochs.len()
     }
 
-    /// The last epoch, and the best so far, of those whose test accuracies compare with each other: those since the test
-    /// images last changed, or before that if none has followed.
-    pub fn last_and_best(&self, facts: &DataFacts) -> Option<[EpochMetrics; 2]> {
-        let since = self.epochs.get(facts.comparable_after..).filter(|since| !since.is_empty());
-        EpochMetrics::last_and_best(since.unwrap_or(&self.epochs))
+    /// The last epoch, and the best so far.
+    pub fn last_and_best(&self) -> Option<[EpochMetrics; 2]> {
+        EpochMetrics::last_and_best(&self.epochs)
     }
 
     /// Reads it from where a checkpoint has it. Errors: epochs that are not numbered from 1 on.

@@ -1,11 +1,9 @@
 //! What is known of the data that a model was trained on.
 
 use super::images::Images;
-use crate::printing::tell;
 use anyhow::{Result, bail};
 use data::{Dataset, Split, Statistics, fingerprint};
 use serde::{Deserialize, Serialize};
-use std::io;
 
 /// What errors add to the name of a data source that comes from the run and not from the command line.
 pub const OF_THE_RUN: &str = " (as the run had it; --data says where it is now)";
@@ -31,9 +29,9 @@ pub struct DataFacts {
     pub test_split: Option<Split>,
     /// Whether the test images were held out of the training images, because the data have no test split.
     pub held_out: bool,
-    /// The last epoch that was tested on other images: accuracies up to it do not compare with later ones. 0 if there is
-    /// none.
-    pub comparable_after: usize,
+    /// What earlier versions wrote, whose runs could go on with other test images.
+    #[serde(default, skip_serializing)]
+    comparable_after: usize,
 }
 
 impl DataFacts {
@@ -72,46 +70,39 @@ impl DataFacts {
         if self.test_split == Some(Split::Val) { "validation" } else { "test" }
     }
 
-    /// Lets a run continue on these images after so many epochs. The training images must be the same as before, by their
-    /// classes, number, labels and names. If the test images are others, prints a note; from now on they are the run's.
-    pub fn take_up(&mut self, source: &str, images: &Images, epochs: usize) -> Result<()> {
+    /// Refuses to go on with other images than a run began with, by their classes, number, labels and names: it would learn
+    /// from others, or its accuracies would not compare with each other. What is not known of the run's may be anything.
+    pub fn ensure_same(&self, source: &str, images: &Images) -> Result<()> {
+        fn changed<T: PartialEq + Copy>(before: Option<T>, now: Option<T>) -> Option<[T; 2]> {
+            before.zip(now).filter(|(before, now)| before != now).map(<[T; 2]>::from)
+        }
         self.ensure_classes(source, images.train().classes())?;
-        let (count, before) = (images.train().len(), self.train_images);
-        if count != before && images.test().is_held_out() && !self.held_out {
+        let now = Self::of(images);
+        if now.held_out && !self.held_out {
             bail!("data {source}: it has neither val/ nor test/; bring back what the run was tested on");
         }
-        let [trained_on, tested_on] = [images.train(), images.test()].map(fingerprint);
-        let others = match self.train_fingerprint.replace(trained_on.clone()) {
-            _ if count != before => Some(format!("{count} training images, the run began with {before}")),
-            Some(known) if known != trained_on => Some("other training images, by their names or classes".to_owned()),
-            _ => None,
-        };
-        if let Some(others) = others {
-            bail!(
-                "data {source}: {others}; go on with those that the run began with (--data), or anew from what it has learned \
-                 (--weights RUN --out NEW)"
-            );
-        }
-        self.held_out = images.test().is_held_out();
-        let now = images.test().len();
-        let were = self.test_images.replace(now).unwrap_or(now);
-        let known = self.test_fingerprint.replace(tested_on.clone());
-        let part = self.test_split.and_then(|before| Some((before, images.test_split()?)));
-        self.test_split = images.test_split();
-        let others = if part.is_some_and(|(before, now)| before != now) {
-            Some("the test images are those of another folder".to_owned())
-        } else if were != now {
-            Some(format!("there are {now} test images, and were {were}"))
-        } else if known.is_some_and(|known| known != tested_on) {
-            Some("the test images are others".to_owned())
+        let tested_on = self.tested_on();
+        let others = if let Some([before, now]) = changed(Some(self.train_images), Some(now.train_images)) {
+            format!("{now} training images, the run began with {before}")
+        } else if changed(self.train_fingerprint.as_ref(), now.train_fingerprint.as_ref()).is_some() {
+            "other training images, by their names or classes".to_owned()
+        } else if let Some([before, now]) = changed(self.test_split, now.test_split) {
+            format!(
+                "it would be tested on the images in {}/, the run began with those in {}/",
+                now.name(),
+                before.name()
+            )
+        } else if let Some([before, now]) = changed(self.test_images, now.test_images) {
+            format!("{now} {tested_on} images, the run began with {before}")
+        } else if changed(self.test_fingerprint.as_ref(), now.test_fingerprint.as_ref()).is_some() {
+            format!("other {tested_on} images, by their names or classes")
         } else {
-            None
+            return Ok(());
         };
-        if let Some(others) = others {
-            self.comparable_after = epochs;
-            tell!(io::stderr(), "note: {others}: accuracies do not compare with those before");
-        }
-        Ok(())
+        bail!(
+            "data {source}: {others}; go on with those that the run began with (--data), or anew from what it has learned \
+             (--weights RUN --out NEW)"
+        );
     }
 
     /// A note for the user if these images, a split of the run's own data, are not those that the run used.
@@ -142,5 +133,20 @@ impl DataFacts {
             "data {source}: other classes than the model was trained on ({what}); name data with those classes, or begin anew from \
              what it has learned (--weights RUN --out NEW)"
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_earlier_versions_wrote_is_read_and_not_written() -> Result<()> {
+        let facts = DataFacts::unknown(vec!["dark".into(), "light".into()], Statistics::IMAGENET);
+        let mut written = serde_json::to_value(&facts)?;
+        assert!(written.as_object().is_some_and(|fields| !fields.contains_key("comparable_after")));
+        written["comparable_after"] = 0.into();
+        assert_eq!(serde_json::from_value::<DataFacts>(written)?, facts);
+        Ok(())
     }
 }

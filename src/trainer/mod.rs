@@ -21,7 +21,7 @@
 //! | `stopwatch.rs` | how long an epoch takes, and how much of that it waits |
 
 mod average;
-pub mod best;
+mod best;
 pub mod checkpoint;
 pub mod data_facts;
 mod display;
@@ -29,7 +29,7 @@ mod failure;
 pub mod folder;
 mod images;
 pub mod learner;
-pub mod logs;
+mod logs;
 pub mod metrics;
 mod recorded;
 mod resume;
@@ -273,7 +273,7 @@ impl Trainer {
             self.save()?;
             timed?;
             self.folder.write_metrics(&self.progress)?;
-            self.folder.keep_best(&self.progress, &self.facts)?;
+            self.folder.keep_best(&self.progress)?;
             display.epoch(&metrics, elapsed, training);
             // If they cannot be drawn, the error is reported at the end of the run.
             let _ = self.folder.draw_curves(&self.progress, self.told());
@@ -345,7 +345,8 @@ impl Trainer {
             // Evenly spaced from the first to the last, because an image folder is ordered by class.
             let all = self.test.dataset().len();
             let shown = PICTURED.min(all);
-            let batch = self.test.batch_of((0..shown).map(|image| image * all / shown).collect())?;
+            let spaced = |image| image * (all - 1) / (shown - 1).max(1);
+            let batch = self.test.batch_of((0..shown).map(spaced).collect())?;
             let trace = self.learner.with_average(|model| learner::trace(model, &batch))?;
             self.folder.draw_routes(&batch, &trace, self.test.transform())
         })
@@ -358,7 +359,6 @@ impl Trainer {
             tested_on: self.facts.tested_on(),
             smooths: config.label_smoothing > 0.0,
             mixes: config.augmentation.mixes(),
-            comparable_after: self.facts.comparable_after,
         }
     }
 

@@ -52,7 +52,7 @@ impl Trainer {
         images: Option<Images>,
     ) -> Result<Self> {
         let Described { config: then, data: facts, .. } = &checkpoint.described;
-        let (mut facts, progress) = (facts.clone(), checkpoint.progress.clone());
+        let (facts, progress) = (facts.clone(), checkpoint.progress.clone());
         let (asked, done) = (config.epochs, progress.epoch());
         if asked < done || (asked == done && progress.batch > 0) {
             bail!("epochs = {asked}: this run has come further, with {done} done; ask for more, or start another run");
@@ -62,7 +62,7 @@ impl Trainer {
         }
         let whose = if config.data == then.data { OF_THE_RUN } else { "" };
         let images = images.map_or_else(|| Images::open(&config.data, whose), Ok)?;
-        facts.take_up(&config.data, &images, done)?;
+        facts.ensure_same(&config.data, &images)?;
         let (train, test) = images.loaders(&config, &facts)?;
         let (batch, steps) = (progress.batch, train.batches_per_epoch());
         if batch > steps {
@@ -89,9 +89,9 @@ impl Trainer {
         }
         if trainer.progress.batch == 0 {
             // In case the run was killed before it could do this.
-            trainer.folder.keep_best(&trainer.progress, &trainer.facts)?;
+            trainer.folder.keep_best(&trainer.progress)?;
         }
-        trainer.folder.note_lost(&trainer.progress, &trainer.facts);
+        trainer.folder.note_lost(&trainer.progress);
         trainer.note_resumed(checkpoint)?;
         trainer.folder.write_config(trainer.learner.config())?;
         Ok(trainer)

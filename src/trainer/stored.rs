@@ -74,7 +74,7 @@ impl Stored {
     /// better.
     pub fn note_better(&self, path: &Path, option: &str) {
         let shown = path.display();
-        let (Some(progress), Some((RunConfig { epochs, .. }, facts))) = (self.progress(), self.described()) else {
+        let (Some(progress), Some((RunConfig { epochs, .. }, _))) = (self.progress(), self.described()) else {
             return;
         };
         let epoch = progress.epoch();
@@ -83,7 +83,7 @@ impl Stored {
         } else if epoch < *epochs && path.is_dir() {
             tell!(io::stderr(), "note: {shown}: the run is not done: so far, {epoch} of {epochs} epochs");
         }
-        if let Some([last, best]) = progress.last_and_best(facts)
+        if let Some([last, best]) = progress.last_and_best()
             && best.epoch < last.epoch
             && let Some(kept) = kept_in(path, &best)
         {

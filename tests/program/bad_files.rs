@@ -371,7 +371,7 @@ fn results_replace_results_alone() {
     let set = ["--set", "depth=1,1", "embed_dim=16,32", "topks=2,-2", "n_win=4,2", "head_dim=16"];
     for there in [&checkpoint, &config, &input] {
         let refused = ["what is there is no earlier result", "name another file"];
-        biformer(&["gradcheck", "--op", "scale", "--json", text(there)]).refused(&refused);
+        biformer(&["gradcheck", "--op", "scale", "--report", text(there)]).refused(&refused);
         biformer(&["bench", "--op", "bra", "--largest", "56", "--plot", text(there)]).refused(&refused);
         let files = ["--weights", text(&checkpoint), "--input", text(&input), "--output", text(there)];
         let said = biformer(&[&["forward"][..], &files, &set].concat());
@@ -394,7 +394,7 @@ fn results_replace_results_alone() {
     let exported = ["export", "--checkpoint", text(&checkpoint), "--output"];
     let with_others = contents(&run);
     let refused = |arguments: &[&str]| biformer(arguments).refused(&["no earlier result", "name another file"]);
-    refused(&["gradcheck", "--op", "scale", "--json", text(&list)]);
+    refused(&["gradcheck", "--op", "scale", "--report", text(&list)]);
     refused(&["bench", "--op", "bra", "--largest", "56", "--plot", text(&picture)]);
     let forward = ["forward", "--weights", text(&checkpoint), "--input", text(&input), "--output"];
     refused(&[&forward[..], &[text(&outputs)]].concat());
@@ -419,7 +419,7 @@ fn results_replace_results_alone() {
     }
     let report = run.join("report.json");
     for _ in 0..2 {
-        biformer(&["gradcheck", "--op", "scale", "--json", text(&report)]).ok();
+        biformer(&["gradcheck", "--op", "scale", "--report", text(&report)]).ok();
     }
 }
 

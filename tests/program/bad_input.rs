@@ -224,7 +224,7 @@ fn models_that_cannot_be() {
         .refused(&["image of 600x500", "auto_pad = true"]);
     let swept = ["bench", "--op", "bra", "--plot", "/nowhere/curves.png"];
     biformer(&swept).refused(&["/nowhere/curves.png", "there is no folder /nowhere"]);
-    let checked = biformer(&["gradcheck", "--json", "/nowhere/report.json"]);
+    let checked = biformer(&["gradcheck", "--report", "/nowhere/report.json"]);
     assert_eq!(checked.out, "", "before the work");
     checked.refused(&["/nowhere/report.json", "there is no folder /nowhere"]);
     biformer(&["info", "--set", "layer_scale=1e308"]).refused(&["layer_scale", "not in 0..=1000"]);

@@ -129,6 +129,8 @@ fn a_sweep_takes_no_option_that_it_would_ignore() {
 fn bench_takes_routed_attention_out_of_a_model() {
     let arguments = ["bench", "--only-bra", "--batch-size", "2", "--steps", "2"];
     let report = json(&biformer(&[&arguments[..], &["--json"]].concat()).ok().out);
+    let how = serde_json::json!({ "model": "nano", "image_size": [32, 32], "batch_size": 2, "device": "cpu", "precision": "f32" });
+    how.as_object().unwrap().iter().for_each(|(name, value)| assert_eq!(&report[name], value, "{name}"));
     let stages = report["stages"].as_array().unwrap();
     // The third stage of nano attends to everything.
     for (stage, (tokens, keys)) in stages.iter().zip([([16, 16], 64), ([8, 8], 32)]) {

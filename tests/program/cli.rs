@@ -73,23 +73,26 @@ fn train_leaves_a_complete_run_folder() {
 }
 
 #[test]
-fn the_command_line_wins_over_the_file_and_no_command_means_train() {
+fn the_command_line_wins_over_the_file() {
     let folder = fresh("cli-precedence");
     let (config, run) = (samples::config(&folder, "seed = 5"), folder.join("run"));
     // Also where they call a field by different names.
     let published = fs::read_to_string(&config).unwrap().replace("drop_path = ", "drop_path_rate = ");
     fs::write(&config, published).unwrap();
     let Trained { data, .. } = trained();
-    let arguments =
-        ["--config", text(&config), "--data", text(data), "--out", text(&run), "--epochs", "1", "--lr", "2e-3"];
+    let files = ["train", "--config", text(&config), "--data", text(data), "--out", text(&run)];
     let fields = [
+        "--epochs",
+        "1",
+        "--lr",
+        "2e-3",
         "--set",
         "drop_path=0.25",
         "architecture.layer_scale=0.5",
         "label_smoothing=0",
         "optimizer.weight_decay=0.125",
     ];
-    biformer(&[&arguments[..], &fields].concat()).ok();
+    biformer(&[&files[..], &fields].concat()).ok();
     let stored: toml::Table = fs::read_to_string(run.join("config.toml")).unwrap().parse().unwrap();
     assert_eq!(stored["epochs"].as_integer(), Some(1));
     assert_eq!(stored["schedule"]["peak"].as_float(), Some(2e-3));
@@ -201,10 +204,10 @@ fn cifar_100_works_like_cifar_10() {
 fn gradcheck_reports_and_writes_json() {
     let folder = fresh("cli-gradcheck");
     let [report, alone] = ["report.json", "alone.json"].map(|name| folder.join(name));
-    let said = biformer(&["gradcheck", "--op", "scale", "--json", text(&report)]).ok().out;
+    let said = biformer(&["gradcheck", "--op", "scale", "--report", text(&report)]).ok().out;
     assert!(said.contains("scale") && said.contains("0 failures") && said.contains("100%"), "{said}");
     // Whoever reads no further has the report, too.
-    unread(command(&["gradcheck", "--op", "scale", "--json", text(&alone)])).ok();
+    unread(command(&["gradcheck", "--op", "scale", "--report", text(&alone)])).ok();
     let report = fs::read_to_string(report).unwrap();
     assert_eq!(report, fs::read_to_string(alone).unwrap());
     let report = json(&report);
@@ -223,7 +226,7 @@ fn gradcheck_takes_whole_models() {
     let small = ["depth=1,1,1", "embed_dim=24,24,24", "num_classes=3"];
     // Twice, as a report may take the place of an earlier one.
     for _ in 0..2 {
-        let said = check(&small, &["--json", text(&report)]).ok().out;
+        let said = check(&small, &["--report", text(&report)]).ok().out;
         assert!(said.contains("stages.2") && said.contains("elements compared") && !said.contains("FAILED"), "{said}");
     }
     let parts = json(&fs::read_to_string(&report).unwrap());
@@ -281,6 +284,10 @@ fn a_run_is_resumed_where_one_would_be_started() {
     resumed(&[]).refused(&["runs/nano", "no checkpoint.safetensors to resume from"]);
     resumed(&["--model", "micro"]).refused(&["runs/micro", "no checkpoint.safetensors to resume from"]);
     resumed(&["--weights", "w.safetensors"]).refused(&["name it with --out"]);
+    // No command means to start that one.
+    fs::create_dir_all(here.join("runs/nano")).unwrap();
+    fs::write(here.join("runs/nano/curves.png"), "somebody's").unwrap();
+    Ran::from(command(&[]).current_dir(&here).output().unwrap()).refused(&["run folder runs/nano", "curves.png"]);
 }
 
 #[test]
@@ -296,8 +303,14 @@ fn a_word_without_an_option_gets_a_tip() {
         assert!(said.err.contains(&format!("tip: perhaps it is meant as: {tip}\n")), "{}", said.err);
     }
     assert!(!biformer(&["train", "--epoch", "3"]).err.contains("perhaps"));
-    let said = biformer(&["--epochs", "3", "train", "--model", "micro"]);
-    assert!(said.err.contains("tip: options come after the command: biformer train --.."), "{}", said.err);
+    for (arguments, meant) in [
+        (&["--epochs", "3", "--out", "a b"][..], "train --epochs 3 --out 'a b'"),
+        (&["--checkpoint", "runs/nano", "eval", "--json"], "eval --checkpoint runs/nano --json"),
+    ] {
+        let said = biformer(arguments);
+        let tip = format!("tip: options come after the command: biformer {meant}\n");
+        assert!(said.status == Some(2) && said.err.contains(&tip), "{said:?}");
+    }
     let folder = fresh("cli-hyphen");
     fs::write(folder.join("-a b.png"), "").unwrap();
     let predict = ["predict", "--checkpoint", "x", "-a b.png"];
@@ -321,10 +334,11 @@ fn help_tells_every_option() {
             assert!(option.is_positional() || help.contains(&names), "{name} --help says nothing of {names}");
         }
     }
+    let of_train = biformer(&["train", "--help"]).ok().out;
     for preset in biformer::model::PRESETS {
-        assert!(all.contains(preset.name), "{}", preset.name);
+        assert!(of_train.contains(preset.name), "{}", preset.name);
     }
-    assert!(all.contains("--epochs"), "with no command, train's options hold: {all}");
+    assert!(!all.contains("--epochs"), "it is an overview: {all}");
 }
 
 /// `biformer info | head -1`, and a disk that is full for what is printed.

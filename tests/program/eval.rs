@@ -6,7 +6,7 @@ use crate::common::program::{limited, limited_command, unread};
 use crate::common::samples::{self, Trained};
 use biformer::data::{imagenet_classes, load_image};
 use biformer::model::TensorFile;
-use biformer::paths::quoted;
+use biformer::tensor::Tensor;
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
@@ -348,12 +348,19 @@ fn better_weights_are_spoken_of() {
     let copy = fresh("eval-best");
     copy_folder(&of_cifar().run, &copy);
     let best = make_first_best(&copy);
-    let note = format!("the best, after epoch 1 (100.0%): --checkpoint {}\n", quoted(text(&best)));
+    let notes =
+        |err: &str| err.contains("the best, after epoch 1 (100.0%): --checkpoint ") && err.contains(text(&best));
     let said = |checkpoint: &Path| biformer(&["eval", "--checkpoint", text(checkpoint)]).ok().err;
-    assert!(said(&copy).ends_with(&note) && !said(&best).contains("note:"), "{}", said(&copy));
-    let exported = fresh("eval-best-exported").join("w.safetensors");
+    assert!(notes(&said(&copy)) && !said(&best).contains("note:"), "{}", said(&copy));
+    let folder = fresh("eval-best-written");
+    let [exported, input, output] = ["w", "x", "y"].map(|name| folder.join(format!("{name}.safetensors")));
     let export = biformer(&["export", "--checkpoint", text(&copy), "--output", text(&exported)]).ok();
-    assert!(export.err.ends_with(&note), "{export:?}");
+    assert!(notes(&export.err), "{export:?}");
+    let images = [("input".to_owned(), Tensor::full([1, 3, 32, 32], 0.5f32))].into();
+    TensorFile { tensors: images, ..TensorFile::default() }.write(&input).unwrap();
+    let files = ["--input", text(&input), "--output", text(&output)];
+    let forward = biformer(&[&["forward", "--checkpoint", text(&copy)][..], &files].concat()).ok();
+    assert!(notes(&forward.err), "{forward:?}");
 }
 
 /// A run's data may have changed, or another folder may have their name.

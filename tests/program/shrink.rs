@@ -4,7 +4,6 @@ use crate::common::program::{biformer, contents, fresh, text};
 #[cfg(unix)]
 use crate::common::program::{command, limited, unread};
 use crate::common::samples;
-use biformer::folder_lock::Locked;
 use image::{GenericImageView, ImageFormat};
 use std::fs;
 use std::path::Path;
@@ -142,7 +141,8 @@ fn one_folder_is_for_one_program_at_a_time() {
     [&photos, &small].iter().for_each(|folder| fs::create_dir_all(folder).unwrap());
     samples::picture(&photos.join("a.png"), 40, 30, [1, 2, 3]);
     let shrink = || biformer(&["shrink", "--data", text(&photos), "--output", text(&small), "--side", "8"]);
-    let other = Locked::new(&small).unwrap().expect("nobody is there yet");
+    let other = fs::File::create(small.join(".lock")).unwrap();
+    other.try_lock().expect("nobody is there yet");
     let begun = small.join(".biformer-killed.tmp");
     fs::write(&begun, "what the other has begun").unwrap();
     shrink().refused(&["--output", "being written there already", "another folder"]);

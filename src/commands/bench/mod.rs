@@ -63,7 +63,8 @@ pub struct Arguments {
     /// With --op: draws the two curves to this PNG file.
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
-    /// Prints one JSON object. Its peak_rss_bytes, the peak resident set size, is null on systems other than Linux. Its
+    /// Prints one JSON object: what was measured, and how. With --only-bra its stages have the times, with --op its curves.
+    /// For a model as a whole, its peak_rss_bytes, the peak resident set size, is null on systems other than Linux. Its
     /// gpu_bytes, the GPU memory held after the last step, is null on the CPU. Its loss is the last step's, null for
     /// inference; its output_rms is the root mean square of the last pass's output, null for training. With these two,
     /// devices, precisions and runs can be compared.
@@ -108,10 +109,7 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
     ensure_count("--batch-size", arguments.batch_size)?;
     let size = arguments.model.image_size(arguments.image_size)?;
     if arguments.only_bra {
-        let config = arguments.model.config()?;
-        config.check_image(size.0[0], size.0[1])?;
-        let Arguments { batch_size, steps, compute, json, .. } = *arguments;
-        return arguments.threads.run(|| stages::run(&config, size.0, batch_size, steps, compute, json));
+        return arguments.threads.run(|| stages::run(arguments, size));
     }
     whole::run(arguments, size)
 }

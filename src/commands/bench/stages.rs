@@ -4,9 +4,9 @@
 //! layers around it. Calls are launched one after the other and waited for once at the end; on a GPU they are replays
 //! of a recording, so that the time in which it would wait for the host does not count.
 
-use super::{ensure_sensible, noise};
+use super::{Arguments, ensure_sensible, noise};
 use crate::commands::Status;
-use crate::device::Compute;
+use crate::commands::options::ImageSize;
 use anyhow::{Result, bail};
 use autograd::{Gradients, Tape, Var};
 use model::{Attend, ModelConfig};
@@ -14,6 +14,7 @@ use ops::Bra;
 use serde::Serialize;
 use serde_json::json;
 use std::time::Instant;
+use tensor::cpu::isa::Isa;
 use tensor::cuda::Repeated;
 use tensor::{DType, Device, Tensor};
 
@@ -31,23 +32,30 @@ struct Stage {
     forward_backward_ms: f64,
 }
 
-/// Measures the routed stages of a model on a batch of `images` images.
-pub fn run(
-    config: &ModelConfig,
-    image: [usize; 2],
-    images: usize,
-    steps: usize,
-    compute: Compute,
-    json: bool,
-) -> Result<Status> {
+/// Measures the routed stages of a model on images of this size.
+pub fn run(arguments: &Arguments, size: ImageSize) -> Result<Status> {
+    let Arguments { batch_size: images, steps, compute, json, .. } = *arguments;
+    let config = arguments.model.config()?;
+    config.check_image(size.0[0], size.0[1])?;
     let (device, maps) = (compute.open()?, compute.maps());
-    let measured = (0..config.stages()).map(|stage| measure(config, image, stage, images, steps, (&device, maps)));
+    let measured = (0..config.stages()).map(|stage| measure(&config, size.0, stage, images, steps, (&device, maps)));
     let stages: Vec<Stage> = measured.filter_map(Result::transpose).collect::<Result<_>>()?;
     if stages.is_empty() {
         bail!("no stage of this model routes");
     }
     if json {
-        say!("{}", json!({ "images": images, "stages": stages }));
+        let object = json!({
+            "model": arguments.model.model,
+            "image_size": size.0,
+            "batch_size": images,
+            "set": arguments.model.set,
+            "device": compute.device.to_string(),
+            "precision": compute.precision.to_string(),
+            "threads": rayon::current_num_threads(),
+            "isa": Isa::current().name(),
+            "stages": stages,
+        });
+        say!("{object}");
         return Ok(Status::Done);
     }
     say!(

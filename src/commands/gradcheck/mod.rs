@@ -45,9 +45,9 @@ pub struct Arguments {
     /// against the operations' definitions.
     #[arg(long, value_name = "NAME", default_value_t)]
     device: DeviceName,
-    /// Writes the report as JSON as well.
+    /// Writes the report to this file as well, as JSON.
     #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
+    report: Option<PathBuf>,
     #[command(flatten)]
     threads: Threads,
 }
@@ -65,7 +65,7 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
             }
         },
     };
-    arguments.json.as_deref().map_or(Ok(()), |path| ensure_output("--json", path, Kind::Checks))?;
+    arguments.report.as_deref().map_or(Ok(()), |path| ensure_output("--report", path, Kind::Checks))?;
     arguments.threads.run(|| check_all(arguments, &ops))
 }
 
@@ -78,7 +78,7 @@ fn check_all(arguments: &Arguments, ops: &[&Op]) -> Result<Status> {
         (None, DeviceName::Cpu) => on_cpu::check_all(ops)?,
         (None, device) => on_device::check_all(device, ops)?,
     };
-    if let Some(path) = &arguments.json {
+    if let Some(path) = &arguments.report {
         write_safely(path, serde_json::to_string_pretty(&reports)?.as_bytes())?;
     }
     Ok(status(&reports))
