@@ -39,4 +39,4 @@ pub use adamw::{AdamW, AdamWConfig, AdamWState};
 pub use clip::gradient_norm;
 pub use ema::{Ema, EmaConfig, EmaState};
 pub use error::{Error, Result};
-pub use schedule::Schedule;
+pub use schedule::{Schedule, ScheduleRule};
