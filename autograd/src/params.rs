@@ -1,7 +1,7 @@
 //! Parameters and their gradients, each in one flat buffer, so that clipping, AdamW and the moving average are each one
 //! sweep over memory.
 
-use crate::accumulated::FlatSpan;
+use crate::accumulated::{FlatSpan, OfParameters};
 use crate::tape::TapeId;
 use crate::{Error, Result, Var};
 use std::collections::HashMap;
@@ -392,9 +392,8 @@ impl Gradients {
 }
 
 impl FlatGradients {
-    /// The flat buffer cut into the parameters' bytes, and which of them hold a gradient of this step.
-    #[allow(clippy::type_complexity)] // two borrows of two fields, used at one place
-    pub fn split(&mut self) -> Result<(Vec<Option<FlatSpan<'_>>>, &mut [bool])> {
+    /// The flat buffer, cut into the parameters' bytes.
+    pub fn split(&mut self) -> Result<OfParameters<'_>> {
         let size = self.layout.dtype.size();
         let mut rest = match self.values.device() {
             Device::Cpu => FlatSpan::Cpu(self.values.as_mut_bytes("gradients")?),
@@ -408,6 +407,6 @@ impl FlatGradients {
             rest = after;
             taken = span.end;
         }
-        Ok((spans, &mut self.written))
+        Ok(OfParameters::Flat { spans, written: &mut self.written })
     }
 }
