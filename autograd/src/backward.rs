@@ -64,14 +64,9 @@ impl Tape {
         for (node, earlier) in inputs.extract_if(|&node, _| node <= last) {
             accumulated.interior[node] = State::Filled(earlier);
         }
-        if let State::Empty = accumulated.interior[last] {
-            accumulated.interior[last] = State::Filled(upstream.contiguous()?);
-            drop(upstream);
-        } else {
-            // The output is itself an input.
-            let own = smallvec![Some(target(last, &self.nodes()[last]))];
-            InputGrads::new("backward", upstream.device(), own, &mut accumulated).give(0, upstream)?;
-        }
+        // So is the upstream gradient, where the output is itself an input.
+        let own = Target { node: last, parameter: None, shape: upstream.shape().clone(), dtype: upstream.dtype() };
+        InputGrads::new("backward", upstream.device(), smallvec![Some(own)], &mut accumulated).give(0, upstream)?;
         match output.value().device() {
             Device::Cpu => walk(&mut self.nodes_mut(), self.profile(), last, &mut accumulated, inputs),
             Device::Cuda(gpu) => {
