@@ -11,7 +11,7 @@ use biformer::config::RunConfig;
 use biformer::data::{self, Augmentation, Loader, LoaderConfig, MicroBatch, Split, Targets, Transform};
 use biformer::model::{BiFormer, Mode, preset};
 use biformer::ops;
-use biformer::optim::{AdamW, AdamWConfig, Schedule};
+use biformer::optim::{AdamW, AdamWConfig, Schedule, ScheduleRule};
 use biformer::tensor::{DType, Tensor};
 use biformer::trainer::data_facts::DataFacts;
 use biformer::trainer::trained::TrainedModel;
@@ -26,7 +26,8 @@ pub fn main() -> Result<()> {
     let mut model = BiFormer::new(&config, SEED, DType::F32)?;
     let mut gradients = Gradients::new(&model.parameters)?;
     let mut adamw = AdamW::new(&model.parameters, AdamWConfig::default())?;
-    let schedule = Schedule::Cosine { peak: 3e-3, start: 1e-4, min: 1e-5, warmup_steps: 10, total_steps: STEPS };
+    let rule = ScheduleRule::Cosine; // per step
+    let schedule = Schedule { peak: 3e-3, start: 1e-4, min: 1e-5, warmup: 10, total: STEPS, rule };
     schedule.check()?; // an error, for instance, if the warm-up is longer than the run
 
     let images = data::open("embedded", Split::Train)?;

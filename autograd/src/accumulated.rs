@@ -1,8 +1,8 @@
 //! What a backward pass has accumulated so far, and where a gradient goes.
 
 use crate::params::Owner;
-use crate::tape::Origin;
 use crate::{Error, Layout, Result};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use tensor::{DType, Shape, Tensor, cuda};
 
@@ -10,44 +10,76 @@ use tensor::{DType, Shape, Tensor, cuda};
 pub(crate) struct Accumulated<'a> {
     /// Per node: its gradient so far.
     pub interior: Vec<State>,
+    pub parameters: OfParameters<'a>,
     /// How the parameters are laid out.
     pub layout: Option<Arc<Layout>>,
     /// The number of their owner, once a first parameter has been met.
     pub owner: Option<u64>,
-    /// Per parameter: its span of the flat buffer, unless a rule holds it.
-    pub spans: Vec<Option<FlatSpan<'a>>>,
-    /// Per parameter: whether that span holds a gradient of this step.
-    pub written: &'a mut [bool],
 }
 
-impl Accumulated<'_> {
-    /// Checks that the flat buffer has a span for this target, if it is a parameter: in the same layout, of its size.
-    pub fn ensure_span(&mut self, target: &Target, origin: &Origin) -> Result<()> {
-        let Origin::Parameter(id, owner) = origin else { return Ok(()) };
-        let bytes = target.shape.count() * target.dtype.size();
-        let span = self.spans.get(id.index()).and_then(Option::as_ref);
-        if span.is_none_or(|span| span.bytes() != bytes) {
-            return Err(self.foreign());
+/// The gradients of parameters so far.
+pub(crate) enum OfParameters<'a> {
+    /// In the flat buffer.
+    Flat {
+        /// Per parameter: its span, unless a rule holds it.
+        spans: Vec<Option<FlatSpan<'a>>>,
+        /// Per parameter: whether that span holds a gradient of this step.
+        written: &'a mut [bool],
+    },
+    /// By parameter, each in a tensor of its own that is made when a rule first writes it.
+    Own(BTreeMap<usize, State>),
+}
+
+impl Default for OfParameters<'_> {
+    fn default() -> Self {
+        Self::Own(BTreeMap::new())
+    }
+}
+
+/// Where the gradient for a [`Target`] is.
+pub(crate) enum Place<'p, 'a> {
+    /// As of [`OfParameters::Flat`].
+    Flat { span: &'p mut Option<FlatSpan<'a>>, written: &'p mut bool },
+    /// In a tensor of its own.
+    Own(&'p mut State),
+}
+
+impl<'a> Accumulated<'a> {
+    /// For the walk of another tape, whose parameters are the same model's.
+    pub fn with(&self, parameters: OfParameters<'a>) -> Self {
+        Self { interior: vec![], parameters, layout: self.layout.clone(), owner: self.owner }
+    }
+
+    /// A parameter must be [of this model](Self::ensure_of).
+    pub fn place(&mut self, target: &Target) -> Place<'_, 'a> {
+        match (target.parameter, &mut self.parameters) {
+            (None, _) => Place::Own(&mut self.interior[target.node]),
+            (Some(parameter), OfParameters::Own(states)) => Place::Own(states.entry(parameter).or_default()),
+            (Some(parameter), OfParameters::Flat { spans, written }) => {
+                Place::Flat { span: &mut spans[parameter], written: &mut written[parameter] }
+            }
         }
-        self.ensure_of(owner)
     }
 
     /// Checks that the gradients have this owner's layout, and that no parameter of another model has been met.
     pub fn ensure_of(&mut self, owner: &Owner) -> Result<()> {
         match &mut self.layout {
-            Some(own) if Arc::ptr_eq(own, &owner.layout) => {}
             // The next parameter will have the same `Arc`, so that the layouts need not be compared name by name again.
-            Some(own) if *own == owner.layout => *own = Arc::clone(&owner.layout),
-            _ => return Err(self.foreign()),
+            Some(own) if *own == owner.layout => own.clone_from(&owner.layout),
+            other => {
+                let parameters = other.as_ref().map_or(0, |layout| layout.ids().len());
+                return Err(Error::ForeignGradients { parameters });
+            }
         }
-        match *self.owner.get_or_insert(owner.number) == owner.number {
+        self.ensure_model(owner.number)
+    }
+
+    /// Checks that no parameter of another model has been met.
+    pub fn ensure_model(&mut self, number: u64) -> Result<()> {
+        match *self.owner.get_or_insert(number) == number {
             true => Ok(()),
             false => Err(Error::TwoModels),
         }
-    }
-
-    fn foreign(&self) -> Error {
-        Error::ForeignGradients { parameters: self.spans.len() }
     }
 }
 
@@ -69,13 +101,6 @@ impl FlatSpan<'_> {
                 let (before, after) = all.split_at(bytes);
                 (FlatSpan::Cuda(before), FlatSpan::Cuda(after))
             }
-        }
-    }
-
-    pub fn bytes(&self) -> usize {
-        match self {
-            FlatSpan::Cpu(bytes) => bytes.len(),
-            FlatSpan::Cuda(span) => span.len(),
         }
     }
 }

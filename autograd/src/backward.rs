@@ -1,6 +1,7 @@
 //! The reverse walk over the tape.
 
 use crate::accumulated::{Accumulated, State, Target};
+use crate::params::FlatGradients;
 use crate::tape::{Node, Origin};
 use crate::{Error, Gradients, InputGrads, Profile, Result, Rule, Tape, Var, recompute};
 use smallvec::{SmallVec, smallvec};
@@ -56,24 +57,16 @@ impl Tape {
             inputs.clear();
         }
         let layout = flat.as_ref().map(|flat| Arc::clone(&flat.layout));
-        let (spans, written) = match flat {
-            Some(flat) => flat.split()?,
-            None => (vec![], &mut [][..]),
-        };
-        let mut accumulated = Accumulated { interior: vec![], layout, owner: None, spans, written };
+        let parameters = flat.as_mut().map(FlatGradients::split).transpose()?.unwrap_or_default();
+        let mut accumulated = Accumulated { interior: vec![], parameters, layout, owner: None };
         accumulated.interior.resize_with(last + 1, State::default);
         // What earlier passes over this tape have left is added to.
         for (node, earlier) in inputs.extract_if(|&node, _| node <= last) {
             accumulated.interior[node] = State::Filled(earlier);
         }
-        if let State::Empty = accumulated.interior[last] {
-            accumulated.interior[last] = State::Filled(upstream.contiguous()?);
-            drop(upstream);
-        } else {
-            // The output is itself an input.
-            let own = smallvec![Some(target(last, &self.nodes()[last]))];
-            InputGrads::new("backward", upstream.device(), own, &mut accumulated).give(0, upstream)?;
-        }
+        // So is the upstream gradient, where the output is itself an input.
+        let own = Target { node: last, parameter: None, shape: upstream.shape().clone(), dtype: upstream.dtype() };
+        InputGrads::new("backward", upstream.device(), smallvec![Some(own)], &mut accumulated).give(0, upstream)?;
         match output.value().device() {
             Device::Cpu => walk(&mut self.nodes_mut(), self.profile(), last, &mut accumulated, inputs),
             Device::Cuda(gpu) => {
@@ -109,7 +102,11 @@ pub(crate) fn walk(
         }
         let targets: SmallVec<[Option<Target>; 4]> =
             nodes[index].inputs.iter().map(|input| input.map(|node| target(node, &nodes[node]))).collect();
-        targets.iter().flatten().try_for_each(|target| accumulated.ensure_span(target, &nodes[target.node].origin))?;
+        for target in targets.iter().flatten() {
+            if let Origin::Parameter(_, owner) = &nodes[target.node].origin {
+                accumulated.ensure_of(owner)?;
+            }
+        }
         let name = nodes[index].name();
         let origin = std::mem::replace(&mut nodes[index].origin, Origin::Consumed(name));
         if let Origin::Operation(mut rule) = origin {

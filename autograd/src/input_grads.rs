@@ -1,9 +1,8 @@
 //! Where a backward rule puts its gradients.
 
-use crate::accumulated::{Accumulated, FlatSpan, State, Target};
+use crate::accumulated::{Accumulated, FlatSpan, Place, State, Target};
 use crate::backward::walk;
-use crate::params::Owner;
-use crate::{Error, Layout, Result, Tape};
+use crate::{Error, Result, Tape};
 use smallvec::SmallVec;
 use std::collections::HashMap;
 use std::fmt;
@@ -57,7 +56,7 @@ enum SlotMemory<'a> {
     Unwanted,
     /// A parameter's span of the flat buffer.
     Flat(FlatSpan<'a>),
-    /// An interior node's buffer.
+    /// A buffer of its own.
     Pooled(Tensor),
     /// A buffer for the second gradient of a node that is open already.
     Second(Tensor),
@@ -155,16 +154,16 @@ impl<'s, 'a> InputGrads<'s, 'a> {
         };
         let dtype = target.dtype;
         let fresh = || Tensor::empty_on(&self.device, target.shape.clone(), dtype);
-        if let Some(parameter) = target.parameter {
-            return Ok(match self.accumulated.spans[parameter].take() {
-                Some(span) => slot(dtype, SlotMemory::Flat(span), self.accumulated.written[parameter]),
+        Ok(match self.accumulated.place(target) {
+            Place::Flat { span, written } => match span.take() {
+                Some(span) => slot(dtype, SlotMemory::Flat(span), *written),
                 None => slot(dtype, SlotMemory::Second(fresh()?), false),
-            });
-        }
-        Ok(match std::mem::replace(&mut self.accumulated.interior[target.node], State::Open) {
-            State::Empty => slot(dtype, SlotMemory::Pooled(fresh()?), false),
-            State::Filled(partial) => slot(dtype, SlotMemory::Pooled(own(partial)?), true),
-            State::Open => slot(dtype, SlotMemory::Second(fresh()?), false),
+            },
+            Place::Own(state) => match std::mem::replace(state, State::Open) {
+                State::Empty => slot(dtype, SlotMemory::Pooled(fresh()?), false),
+                State::Filled(partial) => slot(dtype, SlotMemory::Pooled(own(partial)?), true),
+                State::Open => slot(dtype, SlotMemory::Second(fresh()?), false),
+            },
         })
     }
 
@@ -174,20 +173,15 @@ impl<'s, 'a> InputGrads<'s, 'a> {
         let Some(Some(target)) = self.targets.get(slot.input) else { return };
         self.given[slot.input] |= slot.taken;
         let holds_gradient = slot.taken || slot.accumulate;
-        match slot.memory {
-            SlotMemory::Unwanted => {}
-            SlotMemory::Flat(span) => {
-                if let Some(parameter) = target.parameter {
-                    self.accumulated.spans[parameter] = Some(span);
-                    self.accumulated.written[parameter] = holds_gradient;
-                }
+        match (slot.memory, self.accumulated.place(target)) {
+            (SlotMemory::Flat(memory), Place::Flat { span, written }) => {
+                (*span, *written) = (Some(memory), holds_gradient);
             }
-            SlotMemory::Pooled(tensor) => {
-                self.accumulated.interior[target.node] =
-                    if holds_gradient { State::Filled(tensor) } else { State::Empty };
+            (SlotMemory::Pooled(tensor), Place::Own(state)) => {
+                *state = if holds_gradient { State::Filled(tensor) } else { State::Empty };
             }
-            SlotMemory::Second(tensor) if slot.taken => self.pending.push((slot.input, tensor)),
-            SlotMemory::Second(_) => {}
+            (SlotMemory::Second(tensor), _) if slot.taken => self.pending.push((slot.input, tensor)),
+            _ => {}
         }
     }
 
@@ -201,9 +195,11 @@ impl<'s, 'a> InputGrads<'s, 'a> {
             return Err(tensor::Error::shape(self.op, expected, gradient.shape()).into());
         }
         gradient.ensure_dtype(self.op, target.dtype)?;
-        if target.parameter.is_none() && matches!(self.accumulated.interior[target.node], State::Empty) {
+        if let Place::Own(state) = self.accumulated.place(target)
+            && matches!(state, State::Empty)
+        {
             self.given[input] = true;
-            self.accumulated.interior[target.node] = State::Filled(gradient.contiguous()?);
+            *state = State::Filled(gradient.contiguous()?);
             return Ok(());
         }
         let mut slot = self.open(input)?;
@@ -262,17 +258,9 @@ impl<'s, 'a> InputGrads<'s, 'a> {
         Ok(())
     }
 
-    /// How the parameters are laid out whose gradients are collected, if any are, and the number of their owner, if one
-    /// of them has been met.
-    pub(crate) fn collected(&self) -> (Option<&Layout>, Option<u64>) {
-        (self.accumulated.layout.as_deref(), self.accumulated.owner)
-    }
-
-    /// The spans of the flat buffer of gradients, and which of them hold a gradient of this step. Errors:
-    /// [`Error::ForeignGradients`] and [`Error::TwoModels`] unless they belong to this owner.
-    pub(crate) fn parameters(&mut self, owner: &Owner) -> Result<(&mut [Option<FlatSpan<'a>>], &mut [bool])> {
-        self.accumulated.ensure_of(owner)?;
-        Ok((&mut self.accumulated.spans, self.accumulated.written))
+    /// What the pass has accumulated so far, for a rule that walks tapes of its own.
+    pub(crate) fn accumulated(&mut self) -> &mut Accumulated<'a> {
+        self.accumulated
     }
 
     /// After the rule: adds second gradients, and makes sure that no wanted one is missing.
@@ -282,9 +270,9 @@ impl<'s, 'a> InputGrads<'s, 'a> {
         }
         for (input, target) in self.targets.iter().enumerate() {
             let Some(target) = target else { continue };
-            let open = match target.parameter {
-                Some(parameter) => self.accumulated.spans[parameter].is_none(),
-                None => matches!(self.accumulated.interior[target.node], State::Open),
+            let open = match self.accumulated.place(target) {
+                Place::Flat { span, .. } => span.is_none(),
+                Place::Own(state) => matches!(state, State::Open),
             };
             if open || !self.given[input] {
                 return Err(Error::MissingGradient { op: self.op, input });

@@ -1,7 +1,7 @@
 //! Parameters and their gradients, each in one flat buffer, so that clipping, AdamW and the moving average are each one
 //! sweep over memory.
 
-use crate::accumulated::FlatSpan;
+use crate::accumulated::{FlatSpan, OfParameters};
 use crate::tape::TapeId;
 use crate::{Error, Result, Var};
 use std::collections::HashMap;
@@ -34,20 +34,26 @@ impl ParamId {
 }
 
 /// Where each parameter lies in the flat buffer. Parameters start on cache lines; the gaps hold zeros.
-#[derive(Clone, PartialEq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Layout {
-    names: Vec<String>,
-    shapes: Vec<Shape>,
-    spans: Vec<Range<usize>>,
-    frozen: Vec<bool>,
+    entries: Vec<Entry>,
     len: usize,
     dtype: DType,
+}
+
+#[derive(Clone, PartialEq, Eq)]
+struct Entry {
+    id: ParamId,
+    name: String,
+    shape: Shape,
+    span: Range<usize>,
+    frozen: bool,
 }
 
 impl fmt::Debug for Layout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Layout")
-            .field("parameters", &self.names.len())
+            .field("parameters", &self.entries.len())
             .field("numbers", &self.count())
             .field("dtype", &self.dtype)
             .finish_non_exhaustive()
@@ -57,33 +63,32 @@ impl fmt::Debug for Layout {
 impl Layout {
     /// All parameters, in the order in which they were added.
     pub fn ids(&self) -> impl ExactSizeIterator<Item = ParamId> + use<> {
-        let ids: Vec<ParamId> = self.names.iter().enumerate().map(|(place, name)| ParamId::new(place, name)).collect();
-        ids.into_iter()
+        self.entries.iter().map(|entry| entry.id).collect::<Vec<_>>().into_iter()
     }
 
     /// The name of a parameter, as in a state_dict.
     pub fn name(&self, id: ParamId) -> &str {
-        &self.names[self.place(id)]
+        &self.entry(id).name
     }
 
     /// The shape of a parameter.
     pub fn shape(&self, id: ParamId) -> &Shape {
-        &self.shapes[self.place(id)]
+        &self.entry(id).shape
     }
 
     /// The elements of the flat buffer that are this parameter's.
     pub fn span(&self, id: ParamId) -> Range<usize> {
-        self.spans[self.place(id)].clone()
+        self.entry(id).span.clone()
     }
 
     /// The parameter with this name.
     pub fn find(&self, name: &str) -> Option<ParamId> {
-        self.names.iter().position(|other| other == name).map(|place| ParamId::new(place, name))
+        self.entries.iter().find(|entry| entry.name == name).map(|entry| entry.id)
     }
 
     /// Whether a parameter is [frozen](Parameters::freeze).
     pub fn is_frozen(&self, id: ParamId) -> bool {
-        self.frozen[self.place(id)]
+        self.entry(id).frozen
     }
 
     /// The length of the flat buffer, gaps included.
@@ -93,12 +98,12 @@ impl Layout {
 
     /// Whether there are no parameters.
     pub fn is_empty(&self) -> bool {
-        self.names.is_empty()
+        self.entries.is_empty()
     }
 
     /// How many numbers there are, frozen ones among them: the length without the gaps.
     pub fn count(&self) -> usize {
-        self.spans.iter().map(ExactSizeIterator::len).sum()
+        self.entries.iter().map(|entry| entry.span.len()).sum()
     }
 
     /// The element type.
@@ -106,12 +111,14 @@ impl Layout {
         self.dtype
     }
 
-    /// Where a parameter's entries are. Panics if another parameter is there.
-    fn place(&self, id: ParamId) -> usize {
-        match self.names.get(id.index()) {
-            Some(name) if ParamId::new(id.index(), name) == id => id.index(),
-            Some(name) => panic!("a parameter of another model, in whose place this one has {name}"),
-            None => panic!("a parameter of another model, number {} where this one has {}", id.place, self.names.len()),
+    /// Panics if another parameter is in its place.
+    fn entry(&self, id: ParamId) -> &Entry {
+        match self.entries.get(id.index()) {
+            Some(entry) if entry.id == id => entry,
+            Some(Entry { name, .. }) => panic!("a parameter of another model, in whose place this one has {name}"),
+            None => {
+                panic!("a parameter of another model, number {} where this one has {}", id.place, self.entries.len())
+            }
         }
     }
 
@@ -139,20 +146,14 @@ impl Owner {
 /// Collects parameters while a model is being built.
 #[derive(Default)]
 pub struct ParametersBuilder {
-    entries: Vec<Entry>,
+    /// With their initial values, which are generated only when they are written to the flat buffer.
+    entries: Vec<(Entry, Box<dyn Iterator<Item = f64>>)>,
 }
 
 impl fmt::Debug for ParametersBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ParametersBuilder").field("parameters", &self.entries.len()).finish_non_exhaustive()
     }
-}
-
-struct Entry {
-    name: String,
-    shape: Shape,
-    /// Evaluated only when they are written to the flat buffer.
-    values: Box<dyn Iterator<Item = f64>>,
 }
 
 impl ParametersBuilder {
@@ -166,9 +167,10 @@ impl ParametersBuilder {
         values: impl IntoIterator<Item = f64, IntoIter: 'static>,
     ) -> ParamId {
         let (name, shape) = (name.into(), shape.into());
-        assert!(self.entries.iter().all(|other| other.name != name), "two parameters named {name}");
+        assert!(self.entries.iter().all(|(other, _)| other.name != name), "two parameters named {name}");
         let id = ParamId::new(self.entries.len(), &name);
-        self.entries.push(Entry { name, shape, values: Box::new(values.into_iter()) });
+        let entry = Entry { id, name, shape, span: 0..0, frozen: false };
+        self.entries.push((entry, Box::new(values.into_iter())));
         id
     }
 
@@ -176,28 +178,24 @@ impl ParametersBuilder {
     /// [`tensor::Error::Argument`] if no buffer could hold them. Panics if a parameter has too few or too many values.
     pub fn build(self, dtype: DType) -> Result<Parameters> {
         let per_line = ALIGNMENT / dtype.size();
-        let frozen = vec![false; self.entries.len()];
-        let mut layout = Layout { names: vec![], shapes: vec![], spans: vec![], frozen, len: 0, dtype };
-        for Entry { name, shape, .. } in &self.entries {
-            let shape = shape.clone().countable("parameters")?;
-            layout.spans.push(layout.len..layout.len + shape.count());
+        let (mut entries, values): (Vec<_>, Vec<_>) = self.entries.into_iter().unzip();
+        let mut len = 0;
+        for Entry { shape, span, .. } in &mut entries {
+            *span = len..len + shape.clone().countable("parameters")?.count();
             // All of them together are countable, too, so no sum overflows.
-            let end = (layout.len + shape.count()).next_multiple_of(per_line);
-            layout.len = Shape::from([end]).countable("parameters")?.count();
-            layout.names.push(name.clone());
-            layout.shapes.push(shape);
+            len = Shape::from([span.end.next_multiple_of(per_line)]).countable("parameters")?.count();
         }
-        let mut flat = Tensor::zeros([layout.len], dtype);
+        let mut flat = Tensor::zeros([len], dtype);
         match_float!(dtype, "parameters", T => {
             let flat = flat.as_mut_slice::<T>("parameters")?;
-            for (span, Entry { name, shape, mut values }) in layout.spans.iter().zip(self.entries) {
+            for (Entry { name, shape, span, .. }, mut values) in entries.iter().zip(values) {
                 for to in &mut flat[span.clone()] {
                     *to = values.next().unwrap_or_else(|| panic!("too few values of parameter {name} {shape}")) as T;
                 }
                 assert!(values.next().is_none(), "too many values of parameter {name} {shape}");
             }
         });
-        Ok(Parameters { owner: Owner::new(Arc::new(layout)), values: flat })
+        Ok(Parameters { owner: Owner::new(Arc::new(Layout { entries, len, dtype })), values: flat })
     }
 }
 
@@ -254,8 +252,9 @@ impl Parameters {
     /// constants, and no optimiser moves it. Gradients, optimisers and averages that were created before no longer
     /// match the layout: create new ones.
     pub fn freeze(&mut self, is_frozen: impl Fn(&str) -> bool) {
-        let frozen = self.layout().names.iter().map(|name| is_frozen(name)).collect();
-        self.owner.layout = Arc::new(Layout { frozen, ..Layout::clone(self.layout()) });
+        let mut layout = Layout::clone(self.layout());
+        layout.entries.iter_mut().for_each(|entry| entry.frozen = is_frozen(&entry.name));
+        self.owner.layout = Arc::new(layout);
     }
 
     /// Whether these are the same model's: one was made of the other, by [sharing](Self::share), [casting](Self::cast)
@@ -315,7 +314,7 @@ impl Gradients {
     pub fn new(parameters: &Parameters) -> Result<Self> {
         let layout = Arc::clone(parameters.layout());
         let values = Tensor::zeros_on(&parameters.values.device(), [layout.len], layout.dtype)?;
-        let written = vec![false; layout.names.len()];
+        let written = vec![false; layout.entries.len()];
         Ok(Self {
             flat: Some(FlatGradients { layout, values, written }),
             inputs: HashMap::new(),
@@ -356,7 +355,8 @@ impl Gradients {
     /// The gradient of a parameter, if one reached it in this step.
     pub fn parameter(&self, id: ParamId) -> Option<Tensor> {
         let flat = self.flat.as_ref()?;
-        flat.written[flat.layout.place(id)].then(|| flat.layout.view(&flat.values, id))
+        let gradient = flat.layout.view(&flat.values, id);
+        flat.written[id.index()].then_some(gradient)
     }
 
     /// All parameters' gradients, (layout length), zeros where they are frozen. A parameter that no gradient reached in
@@ -380,8 +380,9 @@ impl Gradients {
             return Err(Error::NoBackward);
         }
         let Some(flat) = &self.flat else { return Ok(()) };
-        let unreached = flat.layout.ids().filter(|&id| !flat.written[id.index()] && !flat.layout.is_frozen(id));
-        let names: Vec<String> = unreached.map(|id| flat.layout.name(id).to_owned()).collect();
+        let entries = flat.layout.entries.iter().zip(&flat.written);
+        let unreached = entries.filter(|&(entry, &written)| !written && !entry.frozen);
+        let names: Vec<String> = unreached.map(|(entry, _)| entry.name.clone()).collect();
         match names.is_empty() {
             true => Ok(()),
             false if flat.written.contains(&true) => Err(Error::Unreached { names }),
@@ -391,22 +392,21 @@ impl Gradients {
 }
 
 impl FlatGradients {
-    /// The flat buffer cut into the parameters' bytes, and which of them hold a gradient of this step.
-    #[allow(clippy::type_complexity)] // two borrows of two fields, used at one place
-    pub fn split(&mut self) -> Result<(Vec<Option<FlatSpan<'_>>>, &mut [bool])> {
+    /// The flat buffer, cut into the parameters' bytes.
+    pub fn split(&mut self) -> Result<OfParameters<'_>> {
         let size = self.layout.dtype.size();
         let mut rest = match self.values.device() {
             Device::Cpu => FlatSpan::Cpu(self.values.as_mut_bytes("gradients")?),
             Device::Cuda(_) => FlatSpan::Cuda(self.values.as_span("gradients")?),
         };
         let mut taken = 0;
-        let mut spans = Vec::with_capacity(self.layout.spans.len());
-        for span in &self.layout.spans {
+        let mut spans = Vec::with_capacity(self.layout.entries.len());
+        for Entry { span, .. } in &self.layout.entries {
             let (before, after) = rest.split_at((span.end - taken) * size);
             spans.push(Some(before.split_at((span.start - taken) * size).1));
             rest = after;
             taken = span.end;
         }
-        Ok((spans, &mut self.written))
+        Ok(OfParameters::Flat { spans, written: &mut self.written })
     }
 }

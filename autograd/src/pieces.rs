@@ -9,17 +9,16 @@
 //! groups of pieces in order, and then group by group, so the bits are the same with any number of threads.
 
 use crate::InputGrads;
-use crate::accumulated::{Accumulated, FlatSpan, State};
+use crate::accumulated::{Accumulated, OfParameters, State, Target};
 use crate::backward::walk;
-use crate::params::Owner;
-use crate::tape::{Node, Origin, TapeKind, Used};
-use crate::{Error, ParamId, Profile, Result, Rule, Tape, Var};
+use crate::tape::{Node, TapeKind};
+use crate::{Error, Profile, Result, Rule, Tape, Var};
 use rayon::prelude::*;
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
 use tensor::cpu::parallel::{GRAIN, Out, put};
-use tensor::{DType, Device, Float, Tensor, match_float};
+use tensor::{Device, Float, Tensor, match_float};
 
 /// The most groups of pieces in a backward pass. Groups run in parallel; all but the first accumulate into gradient
 /// buffers of their own.
@@ -51,11 +50,13 @@ impl Tape {
         let count = count_of(samples, size);
         let run = |piece: usize| whole.run(piece * samples / count..(piece + 1) * samples / count, &work);
         let done: Vec<_> = (0..count).into_par_iter().with_max_len(1).map(run).collect();
-        let (mut pieces, mut values, mut rests, mut parameters) = (vec![], vec![], vec![], Used::new());
+        let (mut pieces, mut values, mut rests) = (vec![], vec![], vec![]);
         for done in done {
-            let Done { piece, used, value, rest } = done?;
+            let Done { piece, uses_parameters, value, rest } = done?;
+            if uses_parameters {
+                self.uses_parameters.set(true);
+            }
             pieces.push(piece);
-            parameters.extend(used);
             values.push(value);
             rests.push(rest);
         }
@@ -66,10 +67,9 @@ impl Tape {
         let profile = self.shared_profile();
         absorb(&profile, pieces.iter().map(|piece| &piece.profile));
         let y = match pieces.iter().any(|piece| piece.output.is_some()) {
-            true => self.append(&[x], joined, Pieces { pieces, used: parameters.clone(), profile })?,
+            true => self.append(&[x], joined, Pieces { pieces, profile })?,
             false => self.constant(joined),
         };
-        self.also_uses(parameters);
         Ok((y, rests))
     }
 }
@@ -101,10 +101,10 @@ struct Whole<'x> {
     profiled: bool,
 }
 
-/// A piece that has run: what was recorded, the parameters that were used, the value, and what else `work` returned.
+/// A piece that has run: what was recorded, whether parameters were used, the value, and what else `work` returned.
 struct Done<S> {
     piece: Piece,
-    used: Used,
+    uses_parameters: bool,
     value: Tensor,
     rest: S,
 }
@@ -128,8 +128,9 @@ impl Whole<'_> {
             }
             (x.node(), y.node(), y.into_value(), rest)
         };
-        let (nodes, used) = tape.into_parts();
-        Ok(Done { piece: Piece { nodes, profile, input, output, samples }, used, value, rest })
+        let uses_parameters = tape.uses_parameters.get();
+        let piece = Piece { nodes: tape.into_nodes(), profile, input, output, samples };
+        Ok(Done { piece, uses_parameters, value, rest })
     }
 }
 
@@ -143,23 +144,8 @@ struct Piece {
     samples: Range<usize>,
 }
 
-impl Piece {
-    /// Whether the gradient of its value reaches a parameter of this owner, not counting segments.
-    fn reaches(&self, owner: u64) -> bool {
-        let mut reached = vec![false; self.nodes.len()];
-        self.output.iter().for_each(|&output| reached[output] = true);
-        self.nodes.iter().enumerate().rev().any(|(place, node)| {
-            if reached[place] {
-                node.inputs.iter().flatten().for_each(|&input| reached[input] = true);
-            }
-            reached[place] && matches!(&node.origin, Origin::Parameter(_, other) if other.number == owner)
-        })
-    }
-}
-
 struct Pieces {
     pieces: Vec<Piece>,
-    used: Used,
     profile: Option<Arc<Profile>>,
 }
 
@@ -186,7 +172,7 @@ impl Rule for Pieces {
 }
 
 impl Pieces {
-    fn backward_of<T: Float>(mut self, dy: &Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
+    fn backward_of<T: Float>(self, dy: &Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
         let mut slot = grads.open(0)?;
         let dx = slot.out::<T>()?;
         // dx has a row for each sample, none of any length where nobody wants it; pieces and groups are runs of them:
@@ -196,73 +182,66 @@ impl Pieces {
         let row = dx.as_ref().map_or(0, |dx| dx.data.len() / samples.max(1));
         let accumulate = dx.as_ref().is_some_and(|dx| dx.accumulate);
         let mut rest = dx.map_or(&mut [][..], |dx| dx.data);
-        let parameters = UsedParameters::of(&self.used, grads, &self.pieces);
-        let groups = in_groups(std::mem::take(&mut self.pieces));
+        let groups = in_groups(self.pieces);
         let profiles: Vec<_> = groups.iter().flatten().map(|piece| piece.profile.clone()).collect();
-        // All but the first group have gradients of their own, which are allocated only when a group's turn comes, as
-        // memory that other groups saved is free by then.
-        let mut whole = Some(parameters.accumulated_in_whole(grads)?);
+        // The first group adds to the gradients of parameters that the whole tape has; the others have tensors of their
+        // own, which are made only when a group comes to them, as memory that other groups saved is free by then.
+        let whole = grads.accumulated();
+        let mut parameters = std::mem::take(&mut whole.parameters);
         let mut work = vec![];
         for pieces in groups {
             let samples: usize = pieces.iter().map(|piece| piece.samples.len()).sum();
             let (data, after) = rest.split_at_mut(samples * row);
-            work.push(Group { pieces, whole: whole.take(), dx: Out { data, accumulate } });
+            let accumulated = whole.with(std::mem::take(&mut parameters));
+            work.push(Group { pieces, accumulated, dx: Out { data, accumulate } });
             rest = after;
         }
-        let backward_of_group = |Group { pieces, whole, dx }: Group<'_, T>| -> Result<Option<Partial>> {
-            if let Some(accumulated) = whole {
-                return walk_group(pieces, accumulated, dy, dx, row).map(|()| None);
-            }
-            let mut partial = parameters.partial(T::DTYPE);
-            walk_group(pieces, parameters.accumulated_in_group(&mut partial)?, dy, dx, row)?;
-            Ok(Some(partial))
-        };
-        let walked: Vec<_> = work.into_par_iter().with_max_len(1).map(backward_of_group).collect();
-        let partials: Vec<Partial> = walked.into_iter().filter_map(Result::transpose).collect::<Result<_>>()?;
+        let walked: Vec<_> = work.into_par_iter().with_max_len(1).map(|group| group.walk(dy, row)).collect();
+        let walked: Vec<Accumulated<'_>> = walked.into_iter().collect::<Result<_>>()?;
+        walked.iter().filter_map(|group| group.owner).try_for_each(|owner| whole.ensure_model(owner))?;
+        let mut parameters = walked.into_iter().map(|group| group.parameters);
+        whole.parameters = parameters.next().unwrap_or_default();
         grads.close(slot);
-        parameters.add_up::<T>(&partials, grads)?;
+        add_up::<T>(parameters, grads)?;
         absorb(&self.profile, &profiles);
         Ok(())
     }
 }
 
 /// Pieces whose backward passes run one after the other.
-struct Group<'a, T> {
+struct Group<'a, 'd, T> {
     pieces: Vec<Piece>,
-    /// The whole tape's gradients of parameters, for the first group: it adds to them directly.
-    whole: Option<Accumulated<'a>>,
+    accumulated: Accumulated<'a>,
     /// The group's rows.
-    dx: Out<'a, T>,
+    dx: Out<'d, T>,
 }
 
-/// Walks the tapes of a group in order, from dy (N, ...) to the group's part of dx, whose rows have `row` elements.
-fn walk_group<T: Float>(
-    pieces: Vec<Piece>,
-    mut accumulated: Accumulated<'_>,
-    dy: &Tensor,
-    dx: Out<'_, T>,
-    row: usize,
-) -> Result<()> {
-    let mut dx_rest = dx.data;
-    for Piece { mut nodes, profile, input, output, samples } in pieces {
-        if let Some(profile) = &profile {
-            profile.restart();
+impl<'a, T: Float> Group<'a, '_, T> {
+    /// Walks the tapes in order, from dy (N, ...) to the group's part of dx, whose rows have `row` elements. Returns
+    /// what has been accumulated.
+    fn walk(self, dy: &Tensor, row: usize) -> Result<Accumulated<'a>> {
+        let Self { pieces, mut accumulated, dx } = self;
+        let mut dx_rest = dx.data;
+        for Piece { mut nodes, profile, input, output, samples } in pieces {
+            if let Some(profile) = &profile {
+                profile.restart();
+            }
+            let (data, after) = dx_rest.split_at_mut(samples.len() * row);
+            dx_rest = after;
+            let mut inputs = HashMap::new();
+            if let Some(last) = output {
+                accumulated.interior = (0..=last).map(|_| State::Empty).collect();
+                accumulated.interior[last] = State::Filled(dy.slice(0, samples)?);
+                walk(&mut nodes, profile.as_deref(), last, &mut accumulated, &mut inputs)?;
+            }
+            match input.and_then(|input| inputs.remove(&input)) {
+                Some(gradient) => put(data, gradient.as_slice("pieces")?, dx.accumulate),
+                None if !dx.accumulate => data.fill(T::zero()),
+                None => {}
+            }
         }
-        let (data, after) = dx_rest.split_at_mut(samples.len() * row);
-        dx_rest = after;
-        let mut inputs = HashMap::new();
-        if let Some(last) = output {
-            accumulated.interior = (0..=last).map(|_| State::Empty).collect();
-            accumulated.interior[last] = State::Filled(dy.slice(0, samples)?);
-            walk(&mut nodes, profile.as_deref(), last, &mut accumulated, &mut inputs)?;
-        }
-        match input.and_then(|input| inputs.remove(&input)) {
-            Some(gradient) => put(data, gradient.as_slice("pieces")?, dx.accumulate),
-            None if !dx.accumulate => data.fill(T::zero()),
-            None => {}
-        }
+        Ok(accumulated)
     }
-    Ok(())
 }
 
 /// Neighbouring pieces together, in at most [`GROUPS`] groups.
@@ -273,99 +252,33 @@ fn in_groups(pieces: Vec<Piece>) -> Vec<Vec<Piece>> {
         .collect()
 }
 
-/// Those parameters that the pieces use and may have gradients of, and how many elements each has.
-struct UsedParameters {
-    /// Their owner; `None` if there are none.
-    owner: Option<Owner>,
-    sizes: BTreeMap<usize, usize>,
-}
-
-/// A group's gradients by parameter, and which parameters have one. Each is a tensor of its own: after a stage the free
-/// memory of the pool is fragmented, and one buffer for all of them might not fit anywhere.
-struct Partial {
-    gradients: Vec<(usize, Tensor)>,
-    written: Vec<bool>,
-}
-
-impl UsedParameters {
-    /// Those of the one owner whose gradients this backward pass collects. (Others may have been used, too: a
-    /// teacher's, whose values were detached.)
-    fn of(used: &Used, grads: &InputGrads<'_, '_>, pieces: &[Piece]) -> Self {
-        let (layout, met) = grads.collected();
-        let mut owners: Vec<&Owner> =
-            used.values().filter(|owner| layout.is_some_and(|layout| *layout == *owner.layout)).collect();
-        owners.dedup_by_key(|owner| owner.number);
-        let of_met = owners.iter().find(|owner| met == Some(owner.number));
-        let reached = || owners.iter().find(|owner| pieces.iter().any(|piece| piece.reaches(owner.number)));
-        // One that is used in segments alone has no nodes here.
-        let only = || owners.first().filter(|_| met.is_none());
-        let owner = of_met.or_else(reached).or_else(only).copied().cloned();
-        let is_theirs = |number: u64| owner.as_ref().is_some_and(|owner| owner.number == number);
-        let size = |(&(number, id), owner): (&(u64, ParamId), &Owner)| {
-            is_theirs(number).then(|| (id.index(), owner.layout.shape(id).count()))
-        };
-        let sizes = used.iter().filter_map(size).collect();
-        Self { owner, sizes }
-    }
-
-    /// Memory for a group's gradients.
-    fn partial(&self, dtype: DType) -> Partial {
-        let parameters = self.sizes.last_key_value().map_or(0, |(&last, _)| last + 1);
-        let gradients = self.sizes.iter().map(|(&parameter, &size)| (parameter, Tensor::empty([size], dtype)));
-        Partial { gradients: gradients.collect(), written: vec![false; parameters] }
-    }
-
-    /// Where a group's walk puts gradients: into memory of its own.
-    fn accumulated_in_group<'p>(&self, partial: &'p mut Partial) -> Result<Accumulated<'p>> {
-        let mut spans: Vec<Option<FlatSpan<'_>>> = partial.written.iter().map(|_| None).collect();
-        for (parameter, gradient) in &mut partial.gradients {
-            spans[*parameter] = Some(FlatSpan::Cpu(gradient.as_mut_bytes("pieces")?));
-        }
-        Ok(self.accumulated_with(spans, &mut partial.written))
-    }
-
-    /// Where the first group's does: straight into the gradients of the whole tape.
-    fn accumulated_in_whole<'g>(&self, grads: &'g mut InputGrads<'_, '_>) -> Result<Accumulated<'g>> {
-        let (spans, written) = match &self.owner {
-            Some(owner) => grads.parameters(owner)?,
-            None => (&mut [][..], &mut [][..]),
-        };
-        let borrowed = |span: &'g mut Option<FlatSpan<'_>>| match span {
-            Some(FlatSpan::Cpu(bytes)) => Some(FlatSpan::Cpu(bytes)),
-            _ => None,
-        };
-        let spans = spans.iter_mut().map(borrowed).collect();
-        Ok(self.accumulated_with(spans, written))
-    }
-
-    fn accumulated_with<'p>(&self, spans: Vec<Option<FlatSpan<'p>>>, written: &'p mut [bool]) -> Accumulated<'p> {
-        let (layout, owner) = self.owner.clone().map(|owner| (owner.layout, owner.number)).unzip();
-        Accumulated { interior: vec![], layout, owner, spans, written }
-    }
-
-    /// Adds the groups' gradients, in order, to those of the whole tape.
-    fn add_up<T: Float>(&self, partials: &[Partial], grads: &mut InputGrads<'_, '_>) -> Result<()> {
-        let Some(owner) = &self.owner else { return Ok(()) };
-        let (sums, written) = grads.parameters(owner)?;
-        for (place, (&parameter, &size)) in self.sizes.iter().enumerate() {
-            let parts = partials.iter().filter(|partial| partial.written[parameter]);
-            let parts = parts.map(|partial| Ok(partial.gradients[place].1.as_slice::<T>("pieces")?));
-            let parts: Vec<&[T]> = parts.collect::<Result<_>>()?;
-            let sum = sums.get_mut(parameter).and_then(Option::as_mut);
-            let Some(FlatSpan::Cpu(sum)) = sum.filter(|sum| sum.bytes() == size_of::<T>() * size) else {
-                return Err(Error::ForeignGradients { parameters: sums.len() });
-            };
-            if parts.is_empty() {
-                continue;
+/// Adds the groups' own gradients of parameters, in order, to those of the whole tape.
+fn add_up<'g, T: Float>(groups: impl Iterator<Item = OfParameters<'g>>, grads: &mut InputGrads<'_, '_>) -> Result<()> {
+    let mut parts: BTreeMap<usize, Vec<Tensor>> = BTreeMap::new();
+    for group in groups {
+        let OfParameters::Own(states) = group else { continue };
+        for (parameter, state) in states {
+            if let State::Filled(part) = state {
+                parts.entry(parameter).or_default().push(part);
             }
-            let accumulate = std::mem::replace(&mut written[parameter], true);
-            let chunks = bytemuck::cast_slice_mut::<u8, T>(sum).par_chunks_mut(GRAIN).enumerate();
-            chunks.for_each(|(chunk, sum)| {
+        }
+    }
+    let target = |(&parameter, parts): (&usize, &Vec<Tensor>)| {
+        Some(Target { node: 0, parameter: Some(parameter), shape: parts[0].shape().clone(), dtype: parts[0].dtype() })
+    };
+    let targets = parts.iter().map(target).collect();
+    let mut sums = InputGrads::new("pieces", Device::Cpu, targets, grads.accumulated());
+    for (input, parts) in parts.values().enumerate() {
+        let parts: Vec<&[T]> = parts.iter().map(|part| part.as_slice("pieces")).collect::<tensor::Result<_>>()?;
+        let mut slot = sums.open(input)?;
+        if let Some(Out { data, accumulate }) = slot.out::<T>()? {
+            data.par_chunks_mut(GRAIN).enumerate().for_each(|(chunk, sum)| {
                 for (index, part) in parts.iter().enumerate() {
                     put(sum, &part[chunk * GRAIN..][..sum.len()], accumulate || index > 0);
                 }
             });
         }
-        Ok(())
+        sums.close(slot);
     }
+    sums.finish()
 }

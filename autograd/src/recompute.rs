@@ -91,12 +91,10 @@ impl Tape {
             let (output, rest) = work(&tape, kept.clone().map(|input| tape.constant(input)))?;
             (output.into_value(), rest)
         };
-        let used = tape.into_parts().1;
         // As without segments, what depends on nothing that needs a gradient is not recorded.
-        if used.is_empty() && inputs.iter().all(|input| input.node().is_none()) {
+        if !tape.uses_parameters.get() && inputs.iter().all(|input| input.node().is_none()) {
             return Ok((self.constant(value), rest));
         }
-        self.also_uses(used);
         let work: Box<Work<N>> = Box::new(move |tape, inputs| Ok(work(tape, inputs).map_err(E::into)?.0));
         Ok((self.append(&inputs.each_ref(), value, Segment { inputs: kept, work, profile })?, rest))
     }

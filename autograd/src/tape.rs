@@ -4,15 +4,12 @@ use crate::params::{Owner, ParamId, Parameters};
 use crate::recompute::{self, Forgotten};
 use crate::{Error, Profile, Result, Rule};
 use smallvec::SmallVec;
-use std::cell::{Ref, RefCell};
-use std::collections::{BTreeMap, HashSet};
+use std::cell::{Cell, Ref, RefCell};
+use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tensor::{DType, Device, Shape, Tensor};
-
-/// The parameters used on a tape, by the number of their owner and their own.
-pub(crate) type Used = BTreeMap<(u64, ParamId), Owner>;
 
 /// A Wengert list: one [`Node`] per recorded operation. Operations append to it while they compute, and
 /// [`Tape::backward`] walks it once in reverse, freeing as it goes.
@@ -20,9 +17,8 @@ pub(crate) type Used = BTreeMap<(u64, ParamId), Owner>;
 pub struct Tape {
     id: TapeId,
     nodes: RefCell<Vec<Node>>,
-    /// The parameters used on this tape, including inside nodes that stand for a segment or for pieces, each with its
-    /// owner.
-    used: RefCell<Used>,
+    /// Whether a trainable parameter was used on this tape, or on those of pieces of a batch.
+    pub(crate) uses_parameters: Cell<bool>,
     kind: TapeKind,
     profile: Option<Arc<Profile>>,
 }
@@ -194,7 +190,7 @@ impl Tape {
         if owner.layout.is_frozen(id) {
             return self.constant(value);
         }
-        self.used.borrow_mut().insert((owner.number, id), owner.clone());
+        self.uses_parameters.set(true);
         self.leaf(Origin::Parameter(id, owner.clone()), value, owner.layout.dtype())
     }
 
@@ -288,17 +284,12 @@ impl Tape {
         self.profile.clone()
     }
 
-    pub(crate) fn also_uses(&self, parameters: Used) {
-        self.used.borrow_mut().extend(parameters);
-    }
-
     pub(crate) fn of_kind(kind: TapeKind) -> Self {
         Self { kind, ..Self::default() }
     }
 
-    /// The nodes, and the parameters that were used.
-    pub(crate) fn into_parts(self) -> (Vec<Node>, Used) {
-        (self.nodes.into_inner(), self.used.into_inner())
+    pub(crate) fn into_nodes(self) -> Vec<Node> {
+        self.nodes.into_inner()
     }
 
     /// The nodes, in the order in which they were recorded. While they are borrowed, recording an operation, or walking

@@ -56,8 +56,7 @@ impl Factors {
 
     /// Whether they were made of this model's parameters, with the same ones frozen.
     pub(crate) fn are_of(&self, parameters: &Parameters) -> bool {
-        let [own, theirs] = [self.rounded.layout(), parameters.layout()];
-        self.rounded.is_same_model(parameters) && (Arc::ptr_eq(own, theirs) || own == theirs)
+        self.rounded.is_same_model(parameters) && self.rounded.layout() == parameters.layout()
     }
 
     /// Whether prepared tensors replace some of them.

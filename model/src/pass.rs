@@ -200,7 +200,6 @@ impl<'t> Pass<'t> {
     /// Checks that parameters, statistics and factors are those of a model with this layout and these statistics, and
     /// fit the mode.
     pub(crate) fn ensure_of(&self, layout: &Arc<Layout>, running: &[RunningStatistics]) -> Result<()> {
-        let same = |other: &Arc<Layout>| Arc::ptr_eq(layout, other) || layout == other;
         fn of(running: &[RunningStatistics]) -> impl Iterator<Item = (&str, usize)> {
             running.iter().map(|running| (&running.name[..], running.mean.count()))
         }
@@ -208,7 +207,7 @@ impl<'t> Pass<'t> {
             return Err(FOREIGN_STATISTICS);
         }
         let reason = match self.given.mode {
-            _ if !same(self.given.parameters.layout()) => "its parameters are another model's",
+            _ if self.given.parameters.layout() != layout => "its parameters are another model's",
             _ if !self.given.factors.are_of(&self.given.parameters) => {
                 "its factors were made of other parameters than its own, or before these were frozen: make them anew"
             }

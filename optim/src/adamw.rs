@@ -20,7 +20,6 @@
 
 use crate::clip::{clip_factor, gradient_norm};
 use crate::cuda::Controls;
-use crate::ema::Ema;
 use crate::error::{Error, Result, ensure, ensure_flat, ensure_layout};
 use crate::groups::{Group, Groups};
 use autograd::{Gradients, Layout, Parameters};
@@ -70,12 +69,10 @@ pub struct AdamW {
     layout: Arc<Layout>,
     groups: Groups,
     /// On a GPU, what changes from step to step.
-    controls: Option<Controls>,
-    /// Whether the controls hold a step that was prepared but not finished yet.
-    prepared: bool,
-    steps: u64,
-    m: Tensor,
-    v: Tensor,
+    pub(crate) controls: Option<Controls>,
+    pub(crate) steps: u64,
+    pub(crate) m: Tensor,
+    pub(crate) v: Tensor,
 }
 
 /// What a checkpoint keeps of [`AdamW`] to continue with the same bits.
@@ -108,7 +105,7 @@ impl AdamW {
             Device::Cpu => None,
             Device::Cuda(_) => Some(Controls::new(&device, layout.len(), layout.dtype(), &groups)?),
         };
-        Ok(Self { config, groups, controls, prepared: false, steps: 0, m, v, layout })
+        Ok(Self { config, groups, controls, steps: 0, m, v, layout })
     }
 
     /// The number of steps made.
@@ -165,7 +162,7 @@ impl AdamW {
 
     /// The constants of the next step, along the gradients as they are; `max_norm` is only checked. Errors:
     /// [`Error::Setting`].
-    fn constants(&self, lr: f64, max_norm: f64) -> Result<StepConstants<f64>> {
+    pub(crate) fn constants(&self, lr: f64, max_norm: f64) -> Result<StepConstants<f64>> {
         ensure("max_norm", max_norm, "positive", max_norm > 0.0)?;
         let fits = match self.layout.dtype() {
             DType::F64 => lr.is_finite(),
@@ -176,80 +173,11 @@ impl AdamW {
     }
 
     /// The gradients, flat, if they and the parameters are those of this optimiser's model.
-    fn ensure_own<'g>(&self, parameters: &Parameters, gradients: &'g Gradients) -> Result<&'g Tensor> {
+    pub(crate) fn ensure_own<'g>(&self, parameters: &Parameters, gradients: &'g Gradients) -> Result<&'g Tensor> {
         ensure_layout(&self.layout, "parameters", parameters.layout())?;
         ensure_layout(&self.layout, "gradients", gradients.layout().ok_or(Error::NoParameters)?)?;
         gradients.require_all()?;
         gradients.flat().ok_or(Error::NoParameters)
-    }
-
-    /// The first of the three calls that a step on a GPU consists of, so that the second can be recorded: uploads the
-    /// constants of this step, and the rate of the moving average if there is one. `max_norm` is the norm to which
-    /// gradients are clipped. Errors: [`Error::Setting`]; [`tensor::Error::Device`] on the CPU; [`tensor::Error::Shared`]
-    /// if anything else shares the buffers that the step will write, which a replayed step does not check itself.
-    pub fn prepare(
-        &mut self,
-        parameters: &Parameters,
-        lr: f64,
-        max_norm: f64,
-        average: Option<&mut Ema>,
-    ) -> Result<()> {
-        let constants = self.constants(lr, max_norm)?;
-        [parameters.flat(), &self.m, &self.v].into_iter().try_for_each(|written| written.ensure_unique("adamw"))?;
-        self.controls()?.set(&constants, max_norm)?;
-        if let Some(average) = average {
-            average.prepare()?;
-        }
-        self.prepared = true;
-        Ok(())
-    }
-
-    /// The second: computes the norm of the gradients, clips them, makes a step and, in the same sweep, updates the
-    /// moving average; all without waiting, so that it can be [recorded](tensor::cuda::Gpu::record) and replayed. If
-    /// the norm of the gradients is not finite, no step is made. In either case it [ends](Gradients::end_step) the step of
-    /// the gradients. Errors: [`Error::Layout`], [`autograd::Error::Unreached`], [`autograd::Error::NoBackward`] and
-    /// [`tensor::Error::Shared`] as of [`AdamW::step_clipped`]; those of [`Ema::update`]; [`tensor::Error::Argument`]
-    /// without [`AdamW::prepare`].
-    pub fn clip_and_step(
-        &mut self,
-        parameters: &mut Parameters,
-        gradients: &mut Gradients,
-        average: Option<&mut Ema>,
-    ) -> Result<()> {
-        let flat = self.ensure_own(parameters, gradients)?;
-        self.ensure_prepared()?;
-        let average = average.map(|average| average.with_rate(parameters)).transpose()?;
-        self.controls()?.clip(flat)?;
-        if let Some(controls) = &self.controls {
-            controls.step([parameters.flat_tensor_mut(), &mut self.m, &mut self.v], flat, average)?;
-        }
-        gradients.end_step();
-        Ok(())
-    }
-
-    /// The third: waits for the step, counts it and the average's update, and returns the norm of the gradients.
-    /// Errors: [`Error::NonFinite`] if that is not finite, so that no step was made, and none is counted;
-    /// [`tensor::Error::Argument`] without [`AdamW::prepare`]; those of the GPU.
-    pub fn finish(&mut self, average: Option<&mut Ema>) -> Result<f64> {
-        self.ensure_prepared()?;
-        let norm = self.controls()?.norm()?;
-        self.prepared = false;
-        let made = norm.is_finite();
-        self.steps += u64::from(made);
-        if let Some(average) = average {
-            average.finish(made);
-        }
-        if made { Ok(norm) } else { Err(Error::NonFinite { norm }) }
-    }
-
-    fn ensure_prepared(&self) -> Result<()> {
-        let missing = || tensor::Error::argument("adamw", "no step was prepared; call AdamW::prepare first");
-        Ok(self.prepared.then_some(()).ok_or_else(missing)?)
-    }
-
-    fn controls(&mut self) -> Result<&mut Controls> {
-        let elsewhere = tensor::Error::Device { op: "adamw", expected: "cuda".into(), actual: "cpu".into() };
-        Ok(self.controls.as_mut().ok_or(elsewhere)?)
     }
 
     /// The state for a checkpoint. Its tensors share the optimiser's buffers: drop them before the next step.
@@ -283,7 +211,8 @@ impl AdamW {
             own.to_device(&device)
         };
         (self.m, self.v) = (own(&state.m)?, own(&state.v)?);
-        (self.steps, self.prepared) = (state.steps, false);
+        self.steps = state.steps;
+        self.controls.iter_mut().for_each(|controls| controls.prepared = false);
         Ok(())
     }
 }

@@ -72,8 +72,8 @@ pub(crate) fn ensure(what: &'static str, value: f64, expected: &'static str, fit
 
 /// [`Error::Layout`] unless `other`, the layout of `what`, equals `layout`.
 pub(crate) fn ensure_layout(layout: &Arc<Layout>, what: &'static str, other: &Arc<Layout>) -> Result<()> {
-    // The same Arc is the usual case, and saves comparing a few hundred names at each step.
-    if Arc::ptr_eq(layout, other) || layout == other {
+    // The same Arc is the usual case; it equals itself without a comparison of a few hundred names.
+    if layout == other {
         return Ok(());
     }
     let show = |layout: &Layout| {

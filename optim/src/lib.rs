@@ -8,7 +8,7 @@
 //! | `clip.rs` | [`gradient_norm`], and the factor that clips it |
 //! | `schedule.rs` | [`Schedule`]: warm-up and cosine, per step or as the published models were trained |
 //! | `ema.rs` | [`Ema`]: the exponential moving average of the weights |
-//! | `cuda/` | the same sweeps on a GPU |
+//! | `cuda/` | the same sweeps on a GPU, where a step of [`AdamW`] can be recorded |
 //! | `error.rs` | [`Error`] |
 //!
 //! One training step, after the backward pass and once its tape is dropped:
@@ -39,4 +39,4 @@ pub use adamw::{AdamW, AdamWConfig, AdamWState};
 pub use clip::gradient_norm;
 pub use ema::{Ema, EmaConfig, EmaState};
 pub use error::{Error, Result};
-pub use schedule::Schedule;
+pub use schedule::{Schedule, ScheduleRule};

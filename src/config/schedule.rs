@@ -36,23 +36,12 @@ impl ScheduleConfig {
     pub fn over(&self, epochs: usize, steps_per_epoch: usize) -> Result<Schedule> {
         let Self { rule, peak, start, min, warmup_epochs } = *self;
         let (epochs, steps_per_epoch) = (epochs as u64, steps_per_epoch as u64);
-        let schedule = match rule {
-            ScheduleRule::Cosine => Schedule::Cosine {
-                peak,
-                start,
-                min,
-                warmup_steps: (warmup_epochs * steps_per_epoch as f64).round() as u64,
-                total_steps: epochs * steps_per_epoch,
-            },
-            ScheduleRule::Timm => Schedule::Timm {
-                peak,
-                start,
-                min,
-                warmup_epochs: warmup_epochs.round() as u64,
-                epochs,
-                steps_per_epoch,
-            },
+        let (unit, rule) = match rule {
+            ScheduleRule::Cosine => (steps_per_epoch, optim::ScheduleRule::Cosine),
+            ScheduleRule::Timm => (1, optim::ScheduleRule::Timm { steps_per_epoch }),
         };
+        let warmup = (warmup_epochs * unit as f64).round() as u64;
+        let schedule = Schedule { peak, start, min, warmup, total: epochs * unit, rule };
         schedule.check()?;
         Ok(schedule)
     }
@@ -89,8 +78,8 @@ mod tests {
     fn a_schedule_has_the_rates_and_steps_that_are_asked_for() {
         let rule = ScheduleRule::Cosine;
         let asked = ScheduleConfig { rule, peak: 1e-2, start: 1e-4, min: 1e-3, warmup_epochs: 0.25 };
-        let (warmup_steps, total_steps) = (3, 40);
-        let schedule = Schedule::Cosine { peak: 1e-2, start: 1e-4, min: 1e-3, warmup_steps, total_steps };
+        let rule = optim::ScheduleRule::Cosine;
+        let schedule = Schedule { peak: 1e-2, start: 1e-4, min: 1e-3, warmup: 3, total: 40, rule };
         assert_eq!(asked.over(4, 10).unwrap(), schedule);
     }
 }

@@ -39,10 +39,16 @@ impl<T: Float> Targets<T> for Labels<'_, T> {
 
     #[inline(always)]
     fn moments(&self, n: usize, x: &[T], shift: T) -> [T; 2] {
-        let hit = (T::one() - self.smoothing) * (x[self.labels[n] as usize] - shift);
-        // Without smoothing the other classes do not count, not even as 0·∞.
-        let rest = if self.smoothing > T::zero() { self.everywhere() * sum_map(x, |x| x - shift) } else { T::zero() };
-        [T::one(), hit + rest]
+        let (hit, everywhere) = (T::one() - self.smoothing, self.everywhere());
+        let mut mean = T::zero();
+        // What has no weight does not count, not even as 0·∞.
+        if hit > T::zero() {
+            mean += hit * (x[self.labels[n] as usize] - shift);
+        }
+        if everywhere > T::zero() {
+            mean += everywhere * sum_map(x, |x| x - shift);
+        }
+        [T::one(), mean]
     }
 
     #[inline(always)]

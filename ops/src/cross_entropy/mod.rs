@@ -135,11 +135,13 @@ mod tests {
     fn an_impossible_class_costs_nothing_unless_it_is_the_label() {
         let tape = Tape::new();
         let logits = tape.input(Tensor::from_slice(&[0.0f32, f32::NEG_INFINITY, 0.0], [1, 3]).unwrap());
-        let loss = |label: u32| {
+        let loss = |label: u32, smoothing: f64| {
             let labels = Tensor::from_slice(&[label], [1]).unwrap();
-            cross_entropy(&logits, &labels, 0.0).unwrap().value().item::<f32>().unwrap()
+            cross_entropy(&logits, &labels, smoothing).unwrap().value().item::<f32>().unwrap()
         };
-        assert_eq!(loss(0), std::f32::consts::LN_2);
-        assert_eq!(loss(1), f32::INFINITY);
+        assert_eq!(loss(0, 0.0), std::f32::consts::LN_2);
+        assert_eq!(loss(1, 0.0), f32::INFINITY);
+        // Smoothed, it is part of the target, whatever the label.
+        assert_eq!([loss(0, 0.1), loss(1, 0.1), loss(1, 1.0)], [f32::INFINITY; 3]);
     }
 }

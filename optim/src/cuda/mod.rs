@@ -1,4 +1,6 @@
-//! The optimiser's sweeps on a GPU.
+//! The optimiser's sweeps on a GPU, and in `step.rs` how a step of AdamW is made of them.
+
+mod step;
 
 use crate::adamw::StepConstants;
 use crate::groups::Groups;
@@ -28,13 +30,15 @@ pub(crate) struct Controls {
     numbers: Tensor,
     /// Four bytes in each number: the group of each cache line of the flat buffers.
     groups: Tensor,
+    /// Whether they hold a step that was prepared but not finished yet.
+    pub prepared: bool,
 }
 
 impl Controls {
     /// Controls for flat buffers of these groups.
     pub fn new(device: &Device, len: usize, dtype: DType, groups: &Groups) -> Result<Self> {
         let numbers = Tensor::zeros_on(device, [CONTROLS + 2 * groups.all().len()], dtype)?;
-        Ok(Self { numbers, groups: group_bytes(device, len, dtype, groups)? })
+        Ok(Self { numbers, groups: group_bytes(device, len, dtype, groups)?, prepared: false })
     }
 
     /// Sets the constants of the next step; `max_norm` is the length to which gradients are clipped.
@@ -42,7 +46,9 @@ impl Controls {
         let mut numbers = vec![f.scale, f.rate_m, f.beta_v, f.rate_v, f.root, f.eps, max_norm, 0.0];
         numbers.extend(f.groups.iter().flat_map(|group| [group.keep, group.step]));
         let numbers = Tensor::from_slice(&numbers, [numbers.len()])?.cast(self.numbers.dtype())?;
-        self.numbers.overwrite(0, &numbers)
+        self.numbers.overwrite(0, &numbers)?;
+        self.prepared = true;
+        Ok(())
     }
 
     /// The norm that [`Controls::clip`] found. It waits for the GPU.
