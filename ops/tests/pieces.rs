@@ -39,6 +39,12 @@ impl Network {
         ops::add(x, &ops::layer_norm(&hidden, &gamma, &beta, 1e-6)?)
     }
 
+    /// In pieces of the first size, each of which is cut into pieces of the next.
+    fn cut<'t>(&self, x: &Var<'t>, sizes: &[usize]) -> Result<Var<'t>> {
+        let [size, inner @ ..] = sizes else { return self.layers(x) };
+        Ok(x.tape().in_pieces(x, *size, |x, _| Ok::<_, autograd::Error>((self.cut(x, inner)?, ())))?.0)
+    }
+
     fn run(&self, size: Option<usize>, tape: &Tape, gradients: &mut Gradients) -> Result<Results> {
         let input = tape.input(Tensor::from_slice(&waves(SAMPLES * 2 * WIDTH, 0.7), [SAMPLES, 2, WIDTH])?);
         let x = ops::scale(&input, 0.5)?;
@@ -88,6 +94,25 @@ fn pieces_of_every_size_agree_with_the_whole() {
         for threads in [1, 3, 8] {
             assert_eq!(network.results(Some(size), threads), pieces, "pieces of {size}, {threads} threads");
         }
+    }
+}
+
+/// Groups of pieces have gradients of their own, to which the groups of a piece add theirs.
+#[test]
+fn pieces_may_be_cut_again() {
+    let network = Network::new();
+    let gradients = |sizes: &[usize]| -> Vec<f64> {
+        let (tape, mut gradients) = (Tape::new(), Gradients::new(&network.parameters).unwrap());
+        let x = tape.constant(Tensor::from_slice(&waves(SAMPLES * WIDTH, 0.7), [SAMPLES, WIDTH]).unwrap());
+        let y = network.cut(&x, sizes).unwrap();
+        let loss = ops::sum(&ops::mul(&y, &y).unwrap(), &[0, 1], false).unwrap();
+        tape.backward(&loss, &mut gradients).unwrap();
+        gradients.flat().unwrap().to_vec().unwrap()
+    };
+    let whole = gradients(&[]);
+    for sizes in [[4, 1], [5, 2], [1, 1], [SAMPLES, 3]] {
+        let agree = |(piece, whole): (&f64, &f64)| (piece - whole).abs() <= 1e-12 * whole.abs().max(1.0);
+        assert!(gradients(&sizes).iter().zip(&whole).all(agree), "{sizes:?}");
     }
 }
 
