@@ -4,7 +4,7 @@
 use autograd::gradcheck::value;
 use autograd::{Gradients, Result, Tape};
 use ops::case::{Case, array, uniform};
-use ops::check::{SINGLE_TOLERANCE, check_bits, single_error};
+use ops::check::{SINGLE_TOLERANCE, check_bits, single_error, within};
 use ops::registry::{OPS, find};
 use tensor::cpu::isa::{Isa, limits};
 use tensor::{DType, Tensor};
@@ -151,7 +151,7 @@ fn agrees(isas: &[Isa], is_one: impl Fn(&str, &str) -> bool, factors: DType) {
             for case in (op.cases)().into_iter().filter(|case| is_one(op.name, &case.name)) {
                 let error =
                     single_error(&case, factors).unwrap_or_else(|error| panic!("{}, {}: {error}", op.name, case.name));
-                if error.is_nan() || error > SINGLE_TOLERANCE {
+                if !within(error, SINGLE_TOLERANCE) {
                     let (op, case) = (op.name, &case.name);
                     failures
                         .push(format!("{op}, case \"{case}\", {}: relative error {error:.1e}", limited.isa().name()));
