@@ -46,11 +46,10 @@ fn the_laws_of_bits_hold_in_single_precision_and_with_bf16_factors() {
 }
 
 /// Operations that do not treat each row, or image, of their first input by itself.
-const NOT_BY_ROWS: [&str; 4] = [
-    "batch_norm",         // its statistics are of all rows
-    "cross_entropy",      // a mean has no rows
-    "reshape",            // its new shape is that of all rows
-    "soft_cross_entropy", // as cross_entropy
+const NOT_BY_ROWS: [&str; 3] = [
+    "batch_norm",    // its statistics are of all rows
+    "cross_entropy", // a mean has no rows
+    "reshape",       // its new shape is that of all rows
 ];
 
 /// Which images go through a model together in inference depends on the number of threads.
