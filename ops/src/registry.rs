@@ -62,7 +62,6 @@ registry![
     reshape,
     scale,
     slice,
-    soft_cross_entropy,
     softmax,
     sum,
     top_k,

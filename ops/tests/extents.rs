@@ -65,6 +65,9 @@ fn results_that_cannot_be_counted_are_refused() {
     ] {
         refused(op, result);
     }
+    for margins in [[usize::MAX, 0], [0, usize::MAX - 2], [1 << 31, 1 << 31]] {
+        refused("pad", ops::pad(&empty(&[1, 2, 3, 4]), margins));
+    }
     let numbered = ops::drop_path(&empty(&[2, 3]), 0.5, tensor::rng::Philox::new(1, 0), usize::MAX);
     assert!(matches!(numbered, Err(Error::Tensor(tensor::Error::Argument { .. }))), "{numbered:?}");
     let halves = [half.value().clone(), half.value().clone()];

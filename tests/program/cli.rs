@@ -215,6 +215,7 @@ fn gradcheck_reports_and_writes_json() {
     assert_eq!(report[0]["passed"], true);
     assert_eq!(report[0]["kill_rate"], 1.0);
     assert!(report[0]["dual_error"].as_f64().unwrap() < 1e-10);
+    assert!(report[0]["single_error"].as_f64().unwrap() < 1e-4);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use super::gradient::upstream_of;
 use super::laws::{Twice, same_bits};
+use super::within;
 use crate::case::{Case, array};
 use crate::registry::Op;
 use autograd::gradcheck::{backward, nan_max, relative_error, value};
@@ -52,8 +53,8 @@ pub fn check_on(op: &Op, device: &Device, dtype: DType, again: bool) -> DeviceRe
             Ok(found) => {
                 worst.value = nan_max(worst.value, found.value);
                 worst.gradient = nan_max(worst.gradient, found.gradient);
-                let within = found.value <= bound && found.gradient <= bound;
-                (!within).then(|| format!("{found:?}, more than {bound:.1e}"))
+                let fits = within(found.value, bound) && within(found.gradient, bound);
+                (!fits).then(|| format!("{found:?}, more than {bound:.1e}"))
             }
             Err(error) => Some(error.to_string()),
         };
@@ -68,8 +69,7 @@ pub fn check_on(op: &Op, device: &Device, dtype: DType, again: bool) -> DeviceRe
 /// input a gradient.
 pub fn parity(case: &Case, device: &Device, dtype: DType, again: bool) -> Result<Parity> {
     let rounded = case.inputs_as(dtype)?;
-    let wide = |x: &Tensor| if x.dtype() == DType::Index { Ok(x.clone()) } else { x.cast(DType::F64) };
-    let exact: Vec<Tensor> = rounded.iter().map(wide).collect::<tensor::Result<_>>()?;
+    let exact = widened(&rounded)?;
     let there: Vec<Tensor> = rounded.iter().map(|x| x.to_device(device)).collect::<tensor::Result<_>>()?;
 
     let (expected, got) = (value(case, &exact)?, value(case, &there)?);
@@ -80,10 +80,15 @@ pub fn parity(case: &Case, device: &Device, dtype: DType, again: bool) -> Result
     let upstream_there = upstream.to_device(device)?;
     let gradients = backward(case, &there, &upstream_there)?;
     let expected_gradients = backward(case, &exact, &upstream.cast(DType::F64)?)?;
-    let mut found = Parity { value: error_of(&got, &expected), gradient: worst(&gradients, &expected_gradients, 1.0)? };
+    let mut found =
+        Parity { value: error_of(&got, &expected), gradient: largest(&gradients, &expected_gradients, error_of)? };
     if again {
+        let from_double = |got: &Tensor, expected: &Tensor| {
+            let expected: Vec<f64> = array(expected).data.iter().map(|x| 2.0 * x).collect();
+            relative_error(&array(got).data, &expected)
+        };
         let doubled = backward(&Twice(case), &there, &upstream_there)?;
-        found.gradient = nan_max(found.gradient, worst(&doubled, &expected_gradients, 2.0)?);
+        found.gradient = nan_max(found.gradient, largest(&doubled, &expected_gradients, from_double)?);
         let second = (value(case, &there)?, backward(case, &there, &upstream_there)?);
         if !same_bits(&[Some(got)], &[Some(second.0)]) || !same_bits(&gradients, &second.1) {
             return Err(tensor::Error::argument("parity", "two runs on the same inputs differ in their bits").into());
@@ -92,20 +97,28 @@ pub fn parity(case: &Case, device: &Device, dtype: DType, again: bool) -> Result
     Ok(found)
 }
 
-/// The largest relative error of gradients that should be so many `times` the expected ones.
-fn worst(gradients: &[Option<Tensor>], expected: &[Option<Tensor>], times: f64) -> Result<f64> {
-    let mut worst = 0.0;
+/// Inputs in f64, with the same numbers.
+pub(super) fn widened(inputs: &[Tensor]) -> tensor::Result<Vec<Tensor>> {
+    let wide = |x: &Tensor| if x.dtype() == DType::Index { Ok(x.clone()) } else { x.cast(DType::F64) };
+    inputs.iter().map(wide).collect()
+}
+
+/// The largest distance of a gradient from the expected one. Errors: [`Error::MissingGradient`] if only one of the two
+/// is there.
+pub(super) fn largest(
+    gradients: &[Option<Tensor>],
+    expected: &[Option<Tensor>],
+    distance: impl Fn(&Tensor, &Tensor) -> f64,
+) -> Result<f64> {
+    let mut largest = 0.0;
     for (input, pair) in gradients.iter().zip(expected).enumerate() {
         match pair {
-            (Some(gradient), Some(expected)) => {
-                let expected: Vec<f64> = array(expected).data.iter().map(|x| times * x).collect();
-                worst = nan_max(worst, relative_error(&array(gradient).data, &expected));
-            }
+            (Some(gradient), Some(expected)) => largest = nan_max(largest, distance(gradient, expected)),
             (None, None) => {}
-            _ => return Err(Error::MissingGradient { op: "parity", input }),
+            _ => return Err(Error::MissingGradient { op: "a comparison of gradients", input }),
         }
     }
-    Ok(worst)
+    Ok(largest)
 }
 
 fn error_of(got: &Tensor, expected: &Tensor) -> f64 {

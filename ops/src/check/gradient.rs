@@ -1,5 +1,6 @@
 //! Checks the value of a case against the reference, and its gradients against finite differences and dual numbers.
 
+use super::{DIFFERENCE_TOLERANCE, EXACT_TOLERANCE, Report, within};
 use crate::case::{Case, array, uniform};
 use autograd::exact::LANES;
 use autograd::gradcheck::{backward_on, difference, exact, exact_along, nan_max, relative_error, sample, value};
@@ -11,55 +12,47 @@ use tensor::{DType, Tensor};
 /// checked in aggregate, along random directions.
 const SAMPLE: usize = 48;
 
-#[derive(Default)]
-pub(super) struct Found {
-    pub checked: usize,
-    pub skipped: usize,
-    pub value_error: f64,
-    pub difference_error: f64,
-    pub dual_error: f64,
-}
-
 /// An upstream gradient for a case's value.
 pub(super) fn upstream_of(value: &Tensor) -> Tensor {
     uniform(value.shape().clone(), 99)
 }
 
-pub(super) fn check(case: &Case) -> Result<Found> {
-    let mut found = Found::default();
+/// Checks a case. Returns the exact gradients that its rule was compared with.
+pub(super) fn check(case: &Case, report: &mut Report) -> Result<Oracle> {
     let value = value(case, &case.inputs)?;
     let expected = case.reference(&case.arrays());
     if value.shape()[..] != expected.shape[..] {
         let error = tensor::Error::shape("reference", format!("the reference's {:?}", expected.shape), value.shape());
         return Err(error.into());
     }
-    found.value_error = relative_error(&array(&value).data, &expected.data);
+    let value_error = relative_error(&array(&value).data, &expected.data);
 
-    let upstream = upstream_of(&value);
-    let weights = upstream.to_vec::<f64>()?;
-    let gradients = autograd::gradcheck::backward(case, &case.inputs, &upstream)?;
-    for (input, gradient) in gradients.iter().enumerate() {
-        if case.inputs[input].dtype() == DType::Index {
-            continue;
-        }
+    let oracle = Oracle::new(case, upstream_of(&value))?;
+    let weights = oracle.upstream.to_vec::<f64>()?;
+    let gradients = oracle.gradients(case, &oracle.upstream, |_| ())?;
+    let (mut difference_error, mut dual_error) = (0.0, 0.0);
+    for (input, (gradient, exact)) in gradients.iter().zip(&oracle.exact).enumerate() {
+        let Some((elements, derivatives)) = exact else { continue };
         let count = case.inputs[input].count();
-        let elements = sample(count, SAMPLE, input as u64);
-        found.checked += elements.len();
-        found.skipped += count - elements.len();
-        let of_rule = at(gradient.as_ref(), &elements)?;
+        report.checked += elements.len();
+        report.skipped += count - elements.len();
+        let of_rule = at(gradient.as_ref(), elements)?;
         let differences: Vec<f64> = elements
             .iter()
             .map(|&element| difference(case, &case.inputs, &weights, input, element))
             .collect::<Result<_>>()?;
-        found.difference_error = nan_max(found.difference_error, relative_error(&of_rule, &differences));
-        let exact = exact(&|x| case.dual_reference(x), &case.arrays(), &weights, input, &elements);
-        found.dual_error = nan_max(found.dual_error, relative_error(&of_rule, &exact));
+        difference_error = nan_max(difference_error, relative_error(&of_rule, &differences));
+        dual_error = nan_max(dual_error, relative_error(&of_rule, derivatives));
         if count > SAMPLE {
             let along = along_random_directions(case, &weights, input, gradient.as_ref())?;
-            found.dual_error = nan_max(found.dual_error, along);
+            dual_error = nan_max(dual_error, along);
         }
     }
-    Ok(found)
+    report.note(case, "value against the reference", value_error, EXACT_TOLERANCE, |r| &mut r.value_error);
+    let against = "gradient against differences";
+    report.note(case, against, difference_error, DIFFERENCE_TOLERANCE, |r| &mut r.difference_error);
+    report.note(case, "gradient against dual numbers", dual_error, EXACT_TOLERANCE, |r| &mut r.dual_error);
+    Ok(oracle)
 }
 
 /// The largest difference between a whole gradient and the exact one, projected on random directions of ±1, in which
@@ -90,22 +83,21 @@ fn at(gradient: Option<&Tensor>, elements: &[usize]) -> Result<Vec<f64>> {
 /// with.
 pub(super) struct Oracle {
     upstream: Tensor,
-    /// Per input: which elements, and their derivatives.
-    exact: Vec<(Vec<usize>, Vec<f64>)>,
+    /// Per input: which elements, and their derivatives. None of an index tensor.
+    exact: Vec<Option<(Vec<usize>, Vec<f64>)>>,
 }
 
 impl Oracle {
-    pub fn new(case: &Case) -> Result<Self> {
-        let upstream = upstream_of(&value(case, &case.inputs)?);
+    fn new(case: &Case, upstream: Tensor) -> Result<Self> {
         let weights = upstream.to_vec::<f64>()?;
-        let exact = (0..case.inputs.len())
-            .map(|input| {
-                let elements = sample(case.inputs[input].count(), SAMPLE, input as u64);
+        let exact = |(input, tensor): (usize, &Tensor)| {
+            (tensor.dtype() != DType::Index).then(|| {
+                let elements = sample(tensor.count(), SAMPLE, input as u64);
                 let derivatives = exact(&|x| case.dual_reference(x), &case.arrays(), &weights, input, &elements);
                 (elements, derivatives)
             })
-            .collect();
-        Ok(Self { upstream, exact })
+        };
+        Ok(Self { exact: case.inputs.iter().enumerate().map(exact).collect(), upstream })
     }
 
     /// The upstream gradient for which the exact gradients were computed.
@@ -114,24 +106,15 @@ impl Oracle {
     }
 
     /// The gradients by a backward rule that is given `upstream`, and whose saved tensors `tamper` may corrupt.
-    pub fn gradients(
-        &self,
-        case: &Case,
-        upstream: &Tensor,
-        tamper: impl FnOnce(&autograd::Tape),
-    ) -> Result<Vec<Option<Tensor>>> {
+    pub fn gradients(&self, case: &Case, upstream: &Tensor, tamper: impl FnOnce(&Tape)) -> Result<Vec<Option<Tensor>>> {
         backward_on(&Tape::new(), case, &case.inputs, upstream, tamper)
     }
 
     /// Whether these gradients agree with the exact ones.
-    pub fn accepts(&self, case: &Case, gradients: &[Option<Tensor>]) -> Result<bool> {
-        for (input, gradient) in gradients.iter().enumerate() {
-            if case.inputs[input].dtype() == DType::Index {
-                continue;
-            }
-            let (elements, derivatives) = &self.exact[input];
-            let error = relative_error(&at(gradient.as_ref(), elements)?, derivatives);
-            if error.is_nan() || error > super::EXACT_TOLERANCE {
+    pub fn accepts(&self, gradients: &[Option<Tensor>]) -> Result<bool> {
+        for (gradient, exact) in gradients.iter().zip(&self.exact) {
+            let Some((elements, derivatives)) = exact else { continue };
+            if !within(relative_error(&at(gradient.as_ref(), elements)?, derivatives), EXACT_TOLERANCE) {
                 return Ok(false);
             }
         }

@@ -21,6 +21,7 @@ pub use single::single_error;
 use crate::case::Case;
 use crate::registry::Op;
 use autograd::gradcheck::nan_max;
+use gradient::Oracle;
 use tensor::DType;
 
 /// Largest relative error that a gradient may have against central differences.
@@ -74,6 +75,20 @@ impl Report {
     fn fail(&mut self, case: &Case, what: impl std::fmt::Display) {
         self.failures.push(format!("{}, case \"{}\": {what}", self.op, case.name));
     }
+
+    /// Takes an error of a case into account, which must be `within` the limit, and may be the worst so far.
+    fn note(&mut self, case: &Case, what: &str, error: f64, limit: f64, worst: fn(&mut Self) -> &mut f64) {
+        let worst = worst(self);
+        *worst = nan_max(*worst, error);
+        if !within(error, limit) {
+            self.fail(case, format!("{what}: relative error {error:.1e}, more than {limit:.0e}"));
+        }
+    }
+}
+
+/// Whether an error is no larger than a limit. NaN never is.
+pub fn within(error: f64, limit: f64) -> bool {
+    error <= limit
 }
 
 /// Checks an operation on all its cases, and by mutation testing whether the check would catch a wrong backward rule of
@@ -84,45 +99,25 @@ pub fn check(op: &Op) -> Report {
     if cases.is_empty() {
         report.failures.push(format!("{}: it has no cases, so that nothing was checked", op.name));
     }
-    for case in &cases {
-        check_case(case, &mut report);
+    let oracles: Vec<_> = cases.iter().map(|case| Some((case, check_but_mutants(case, &mut report)?))).collect();
+    // A case with an error might have been the one that catches a mutant.
+    if let Some(oracles) = oracles.into_iter().collect::<Option<Vec<_>>>() {
+        mutants::check(&oracles, &mut report);
     }
-    mutants::check(&cases, &mut report);
     report
 }
 
 /// Checks one case: value and gradients, in f64 and in f32, and laws.
 pub fn check_case(case: &Case, report: &mut Report) {
+    check_but_mutants(case, report);
+}
+
+/// As [`check_case`]. Returns the exact gradients, unless there is an error.
+fn check_but_mutants(case: &Case, report: &mut Report) -> Option<Oracle> {
     report.cases += 1;
-    match gradient::check(case) {
-        Ok(found) => {
-            report.checked += found.checked;
-            report.skipped += found.skipped;
-            report.value_error = nan_max(report.value_error, found.value_error);
-            report.difference_error = nan_max(report.difference_error, found.difference_error);
-            report.dual_error = nan_max(report.dual_error, found.dual_error);
-            for (what, error, limit) in [
-                ("value against the reference", found.value_error, EXACT_TOLERANCE),
-                ("gradient against differences", found.difference_error, DIFFERENCE_TOLERANCE),
-                ("gradient against dual numbers", found.dual_error, EXACT_TOLERANCE),
-            ] {
-                if error.is_nan() || error > limit {
-                    report.fail(case, format!("{what}: relative error {error:.1e}, more than {limit:.0e}"));
-                }
-            }
-        }
-        Err(error) => report.fail(case, error),
-    }
+    let oracle = gradient::check(case, report).map_err(|error| report.fail(case, error)).ok();
     match single_error(case, DType::F32) {
-        Ok(error) => {
-            report.single_error = nan_max(report.single_error, error);
-            if error.is_nan() || error > SINGLE_TOLERANCE {
-                report.fail(
-                    case,
-                    format!("f32 against f64: relative error {error:.1e}, more than {SINGLE_TOLERANCE:.0e}"),
-                );
-            }
-        }
+        Ok(error) => report.note(case, "f32 against f64", error, SINGLE_TOLERANCE, |r| &mut r.single_error),
         Err(error) => report.fail(case, format!("in f32: {error}")),
     }
     match laws::check(case) {
@@ -132,4 +127,5 @@ pub fn check_case(case: &Case, report: &mut Report) {
         }
         Err(error) => report.fail(case, error),
     }
+    oracle
 }

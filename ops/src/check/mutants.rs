@@ -56,18 +56,11 @@ enum Outcome {
     Survived,
 }
 
-pub(super) fn check(cases: &[Case], report: &mut Report) {
-    let Some(arity) = cases.iter().map(|case| case.inputs.len()).max() else { return };
-    let mut oracles = vec![];
-    for case in cases {
-        match Oracle::new(case) {
-            Ok(oracle) => oracles.push((case, oracle)),
-            Err(error) => return report.fail(case, error),
-        }
-    }
+pub(super) fn check(cases: &[(&Case, Oracle)], report: &mut Report) {
+    let arity = cases.iter().map(|(case, _)| case.inputs.len()).max().unwrap_or(0);
     // The maximum number of nodes, and of saved tensors of each node, over all cases.
     let mut saved: Vec<usize> = vec![];
-    for (case, oracle) in &oracles {
+    for (case, oracle) in cases {
         match saved_per_node(case, oracle) {
             Ok(counts) => {
                 saved.resize(saved.len().max(counts.len()), 0);
@@ -78,7 +71,7 @@ pub(super) fn check(cases: &[Case], report: &mut Report) {
     }
     for mutant in all(arity, &saved) {
         let (mut changed, mut caught) = (false, false);
-        for (case, oracle) in &oracles {
+        for (case, oracle) in cases {
             match run(mutant, case, oracle) {
                 Ok(Outcome::Unchanged) => {}
                 Ok(Outcome::Survived) => changed = true,
@@ -167,7 +160,7 @@ fn run(mutant: Mutant, case: &Case, oracle: &Oracle) -> Result<Outcome> {
     if !changed || even {
         return Ok(Outcome::Unchanged);
     }
-    Ok(if oracle.accepts(case, &gradients)? { Outcome::Survived } else { Outcome::Caught })
+    Ok(if oracle.accepts(&gradients)? { Outcome::Survived } else { Outcome::Caught })
 }
 
 /// Whether exchanging two tensors is possible and has an effect: same shape and type, but different elements.

@@ -1,8 +1,10 @@
 //! Single precision, in which training runs, against the double precision that everything else is checked in.
 
-use crate::case::{Case, array, uniform};
+use super::device::{largest, widened};
+use super::gradient::upstream_of;
+use crate::case::{Case, array};
+use autograd::Result;
 use autograd::gradcheck::{backward, nan_max, value};
-use autograd::{Error, Result};
 use tensor::{DType, Tensor};
 
 /// The inputs are about 1. Results that are smaller than this come from terms that cancel, and are compared with it.
@@ -13,23 +15,12 @@ const SMALL: f64 = 0.1;
 pub fn single_error(case: &Case, factors: DType) -> Result<f64> {
     let exact = |x: Tensor| if x.dtype() == DType::F32 { x.cast(factors)?.cast(DType::F32) } else { Ok(x) };
     let single: Vec<_> = case.inputs_in(DType::F32, factors)?.into_iter().map(exact).collect::<tensor::Result<_>>()?;
-    let double: Vec<_> = single
-        .iter()
-        .map(|input| if input.dtype() == DType::Index { Ok(input.clone()) } else { input.cast(DType::F64) })
-        .collect::<tensor::Result<_>>()?;
-    let (a, b) = (value(case, &single)?, value(case, &double)?);
-    let mut worst = distance(&a, &b);
-    let upstream = exact(uniform(a.shape().clone(), 99).cast(DType::F32)?)?;
-    let a = backward(case, &single, &upstream)?;
-    let b = backward(case, &double, &upstream.cast(DType::F64)?)?;
-    for (input, pair) in a.iter().zip(&b).enumerate() {
-        match pair {
-            (Some(a), Some(b)) => worst = nan_max(worst, distance(a, b)),
-            (None, None) => {}
-            _ => return Err(Error::MissingGradient { op: "a check in one of two precisions", input }),
-        }
-    }
-    Ok(worst)
+    let double = widened(&single)?;
+    let (in_single, in_double) = (value(case, &single)?, value(case, &double)?);
+    let upstream = exact(upstream_of(&in_single).cast(DType::F32)?)?;
+    let gradients = backward(case, &single, &upstream)?;
+    let expected = backward(case, &double, &upstream.cast(DType::F64)?)?;
+    Ok(nan_max(distance(&in_single, &in_double), largest(&gradients, &expected, distance)?))
 }
 
 /// The largest difference, relative to the largest element.

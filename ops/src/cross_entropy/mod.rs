@@ -1,35 +1,36 @@
-//! Cross-entropy with class labels, fused with the softmax.
+//! Cross-entropy with class labels, or with soft targets, for mixed images and token labels: shares of the classes. Fused
+//! with the softmax.
 //!
 //! **Forward.** Logits x (N, K), one label l\[n\] < K per row, smoothing s. The target distribution of row n is t
 //! = (1 − s)·[k = l] + s/K, and the loss is the mean over the rows of −Σₖ tₖ·ln pₖ with p = softmax(x). As ln pₖ =
-//! (xₖ − m) − ln Σ exp(x − m) with m = max(x), and Σ t = 1, the loss of a row is ln Σ exp(x − m) − Σ t·(x − m). The
-//! logarithm of a probability that has underflowed is never taken.
+//! (xₖ − m) − ln Σ exp(x − m) with m = max(x), the loss of a row is Σt·ln Σ exp(x − m) − Σ t·(x − m). The logarithm of a
+//! probability that has underflowed is never taken. Instead of labels there may be shares t (N, K): Σt is 1 for
+//! distributions, but nothing here relies on it.
 //!
-//! **Backward.** ∂/∂xₖ ln Σ exp(x) = pₖ, hence dxₖ = dy·(pₖ − tₖ)/N. Saved: p and the labels. The logits would do as
-//! well, but p takes the same memory, allows the logits to be freed, and leaves the backward pass a single sweep
+//! **Backward.** ∂/∂xₖ ln Σ exp(x) = pₖ, hence dxₖ = dy·(pₖ·Σt − tₖ)/N. Saved: p and the targets. The logits would do
+//! as well, but p takes the same memory, allows the logits to be freed, and leaves the backward pass a single sweep
 //! without exponentials.
 //!
-//! The labels are an index tensor (N) and get no gradient; x must be contiguous, f32 or f64, and on a GPU also bf16,
-//! for which p and the loss are f32; the loss has the shape (). Errors: [`tensor::Error::Shape`] if the shapes do not
-//! fit, or if there are no rows or no classes, [`tensor::Error::Argument`] for a label that is not a valid class
-//! (the message names the row) or s outside [0, 1], [`tensor::Error::NotContiguous`], [`tensor::Error::DType`].
-//! Labels on a GPU cannot be checked without synchronising with it: there an invalid label makes the loss and its
-//! row's gradient NaN. Source: `torch.nn.CrossEntropyLoss`; label smoothing by Szegedy et al., "Rethinking the
-//! Inception architecture", 2016.
+//! Targets get no gradient: labels are an index tensor (N), shares of the type of x. All must be contiguous, x f32 or
+//! f64, and on a GPU also bf16, for which shares, p and the loss are f32; the loss has the shape (). Errors:
+//! [`tensor::Error::Shape`] if the shapes do not fit, or if there are no rows or no classes,
+//! [`tensor::Error::Argument`] for a label that is not a valid class (the message names the row) or s outside [0, 1],
+//! [`tensor::Error::NotContiguous`], [`tensor::Error::DType`]. Labels on a GPU cannot be checked without synchronising
+//! with it: there an invalid label makes the loss and its row's gradient NaN. Source: `torch.nn.CrossEntropyLoss`, timm's
+//! `SoftTargetCrossEntropy`; label smoothing by Szegedy et al., "Rethinking the Inception architecture", 2016.
 
 pub mod cases;
-pub(crate) mod cpu;
-pub(crate) mod cuda;
+mod cpu;
+mod cuda;
 pub mod reference;
 
 use crate::give::give;
 use autograd::{InputGrads, Result, Rule, Var, rule_fields};
-use cpu::Labels;
 use tensor::cuda::Module;
-use tensor::{Device, Error, Tensor, match_float};
+use tensor::{DType, Device, Error, Tensor, match_float};
 
 pub(crate) const MODULE: Option<&Module> = Some(&cuda::KERNELS);
-pub(crate) const SUMMARY: &str = "mean of -Σ t·ln softmax(x) for class labels, smoothed";
+pub(crate) const SUMMARY: &str = "mean of -Σ t·ln softmax(x) for class labels, smoothed, or for shares";
 
 /// The mean cross-entropy of logits (N, K) against the classes `labels` (N, index), smoothed by
 /// `smoothing` in [0, 1]: a scalar.
@@ -43,25 +44,40 @@ pub fn cross_entropy<'t>(logits: &Var<'t>, labels: &Tensor, smoothing: f64) -> R
         let message = format!("the label smoothing is {smoothing}, but must be from 0 to 1");
         return Err(Error::argument("cross_entropy", message).into());
     }
+    labels.ensure_dtype("cross_entropy", DType::Index)?;
+    if let Device::Cpu = logits.value().device() {
+        all_are_classes(labels.as_slice("cross_entropy")?, classes)?;
+    }
+    recorded("cross_entropy", logits, labels, smoothing)
+}
+
+/// The mean cross-entropy of logits (N, K) against the shares `targets` (N, K): a scalar.
+pub fn soft_cross_entropy<'t>(logits: &Var<'t>, targets: &Tensor) -> Result<Var<'t>> {
+    extents_of("soft_cross_entropy", logits.value())?;
+    if targets.shape() != logits.shape() {
+        let expected = format!("targets like the logits, {}", logits.shape());
+        return Err(Error::shape("soft_cross_entropy", expected, targets.shape()).into());
+    }
+    targets.ensure_dtype("soft_cross_entropy", logits.dtype().of_sums())?;
+    recorded("soft_cross_entropy", logits, targets, 0.0)
+}
+
+/// The mean cross-entropy against targets of either kind, which their type tells apart.
+fn recorded<'t>(op: &'static str, logits: &Var<'t>, targets: &Tensor, smoothing: f64) -> Result<Var<'t>> {
     let device = logits.value().device();
     let mut p = Tensor::empty_on(&device, logits.shape().clone(), logits.dtype().of_sums())?;
     let loss = match device {
-        Device::Cpu => {
-            let labels = labels.as_slice::<u32>("cross_entropy")?;
-            all_are_classes(labels, classes)?;
-            match_float!(logits.dtype(), "cross_entropy", T => Tensor::scalar(cpu::forward::<T>(
-                logits.value().as_slice("cross_entropy")?,
-                &Labels { labels, smoothing: smoothing as T, classes },
-                p.as_mut_slice("cross_entropy")?,
-            )))
-        }
+        Device::Cpu => match_float!(logits.dtype(), op, T => {
+            Tensor::scalar(cpu::forward::<T>(op, logits.value(), targets, smoothing, &mut p)?)
+        }),
         Device::Cuda(_) => {
             let mut loss = Tensor::empty_on(&device, [], p.dtype())?;
-            cuda::forward(logits.value(), labels, smoothing, &mut p, &mut loss)?;
+            cuda::forward(op, logits.value(), targets, smoothing, &mut p, &mut loss)?;
             loss
         }
     };
-    logits.tape().record("cross_entropy", &[logits], loss, || CrossEntropy { p, labels: labels.clone(), smoothing })
+    let rule = || CrossEntropy { p, targets: targets.clone(), smoothing };
+    logits.tape().record("cross_entropy", &[logits], loss, rule)
 }
 
 fn all_are_classes(labels: &[u32], classes: usize) -> tensor::Result<()> {
@@ -75,7 +91,7 @@ fn all_are_classes(labels: &[u32], classes: usize) -> tensor::Result<()> {
 }
 
 /// The extents of logits (N, K), which must have at least one row and one class.
-pub(crate) fn extents_of(op: &'static str, logits: &Tensor) -> tensor::Result<[usize; 2]> {
+fn extents_of(op: &'static str, logits: &Tensor) -> tensor::Result<[usize; 2]> {
     let extents = logits.dims(op, "logits (N, K)")?;
     if extents.contains(&0) {
         return Err(Error::shape(op, "logits (N, K) with at least one row and one class", logits.shape()));
@@ -85,22 +101,18 @@ pub(crate) fn extents_of(op: &'static str, logits: &Tensor) -> tensor::Result<[u
 
 struct CrossEntropy {
     p: Tensor,
-    labels: Tensor,
+    targets: Tensor,
     smoothing: f64,
 }
 
 impl Rule for CrossEntropy {
-    rule_fields!("cross_entropy", p, labels);
+    rule_fields!("cross_entropy", p, targets);
 
     fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
-        let [_, classes] = extents_of("cross_entropy", &self.p)?;
+        let Self { p, targets, smoothing } = *self;
         give!(grads, 0, dy, "cross_entropy", out => {
-            Cpu<T>: {
-                let labels = self.labels.as_slice("cross_entropy")?;
-                let labels = Labels { labels, smoothing: self.smoothing as T, classes };
-                cpu::backward(dy.item()?, self.p.as_slice("cross_entropy")?, &labels, out);
-            },
-            Cuda: cuda::backward(&dy, &self.p, &self.labels, self.smoothing, out)?,
+            Cpu<T>: cpu::backward(dy.item::<T>()?, &p, &targets, smoothing, out)?,
+            Cuda: cuda::backward(&dy, &p, &targets, smoothing, out)?,
         });
         Ok(())
     }
@@ -131,6 +143,16 @@ mod tests {
         }
     }
 
+    #[test]
+    fn targets_that_do_not_fit_are_refused() {
+        let tape = Tape::inference();
+        let refused = |logits: [usize; 2], targets: &Tensor| {
+            soft_cross_entropy(&tape.constant(uniform(logits, 1)), targets).expect_err("does not fit").to_string()
+        };
+        assert!(refused([2, 3], &uniform([3, 2], 1)).contains("targets like the logits, (2, 3)"));
+        assert!(refused([0, 3], &uniform([0, 3], 1)).contains("(0, 3)"));
+        assert!(refused([2, 3], &Tensor::full([2, 3], 0.5f32)).contains("expected f64"));
+    }
     #[test]
     fn an_impossible_class_costs_nothing_unless_it_is_the_label() {
         let tape = Tape::new();

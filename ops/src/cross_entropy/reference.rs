@@ -1,4 +1,4 @@
-//! The definition of [`cross_entropy`](super::cross_entropy).
+//! The definitions of [`cross_entropy`](super::cross_entropy) and [`soft_cross_entropy`](super::soft_cross_entropy).
 
 use autograd::exact::{Array, Scalar};
 
@@ -9,11 +9,11 @@ pub fn cross_entropy<S: Scalar>(logits: &Array<S>, labels: &Array<S>, smoothing:
         let hit = if labels.data[n].value() == k as f64 { 1.0 - smoothing } else { 0.0 };
         S::of(hit + smoothing / logits.shape[1] as f64)
     });
-    mean_of_rows(logits, &targets)
+    soft_cross_entropy(logits, &targets)
 }
 
 /// The mean over the rows of −Σₖ tₖ·ln softmax(x)ₖ.
-pub(crate) fn mean_of_rows<S: Scalar>(logits: &Array<S>, targets: &Array<S>) -> Array<S> {
+pub fn soft_cross_entropy<S: Scalar>(logits: &Array<S>, targets: &Array<S>) -> Array<S> {
     let [rows, classes] = logits.dims();
     let mut total = S::of(0.0);
     for (x, t) in logits.data.chunks(classes).zip(targets.data.chunks(classes)) {

@@ -65,14 +65,8 @@ mod tests {
     fn regions_that_cannot_be_counted_are_refused() {
         const HALF: usize = usize::MAX / 2 + 1;
         let tape = Tape::new();
-        let merge = |shape: [usize; 4], grid, region| region_merge(&tape.input(uniform(shape, 1)), grid, region);
-        for error in [
-            // Their number would wrap to that of x.
-            merge([1, 0, 1, 2], [HALF, 2], [1, 1]).unwrap_err(),
-            merge([1, 4, 0, 2], [2, 2], [2, HALF]).unwrap_err(),
-            merge([1, 0, 1, 2], [0, HALF], [1, 1]).unwrap_err(),
-        ] {
-            assert!(matches!(error, autograd::Error::Tensor(Error::Argument { op: "region_merge", .. })), "{error}");
-        }
+        // Their number would wrap to that of x.
+        let error = region_merge(&tape.input(uniform([1, 0, 1, 2], 1)), [HALF, 2], [1, 1]).unwrap_err();
+        assert!(matches!(error, autograd::Error::Tensor(Error::Argument { op: "region_merge", .. })), "{error}");
     }
 }

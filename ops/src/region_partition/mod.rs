@@ -71,25 +71,3 @@ impl Rule for Swapped {
         Ok(())
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use autograd::Tape;
-    use tensor::DType;
-
-    #[test]
-    fn a_map_that_does_not_divide_is_refused_with_one_that_does() {
-        let tape = Tape::new();
-        let refused = |shape: [usize; 4], grid| {
-            let x = tape.input(Tensor::zeros(shape, DType::F32));
-            region_partition(&x, grid).unwrap_err().to_string()
-        };
-        assert_eq!(
-            refused([1, 30, 28, 2], [7, 7]),
-            "region_partition: a map of 30x28 tokens does not divide into 7x7 regions (the next that does is 35x28)"
-        );
-        // A map without tokens divides into any grid.
-        assert!(refused([2, 0, 4, 3], [usize::MAX / 4, 2]).contains("counted"));
-    }
-}

@@ -78,16 +78,10 @@ mod tests {
     use tensor::Error;
 
     #[test]
-    fn a_grid_that_does_not_fit_is_told_what_would() {
+    fn an_empty_map_has_no_means() {
         let tape = Tape::inference();
-        let pool = |shape: [usize; 4], grid| {
-            region_pool(&tape.constant(uniform(shape, 1)), grid).expect_err("does not fit").to_string()
-        };
-        let message = pool([1, 10, 14, 2], [3, 7]);
-        assert!(message.contains("3x7") && message.contains("10x14") && message.contains("is 12x14"), "{message}");
-        assert!(pool([1, 4, 4, 2], [0, 2]).contains("0x2"));
-        assert!(pool([1, 0, 4, 2], [1, 1]).contains("(1, 0, 4, 2)"));
-        assert!(pool([1, 4, 4, 2], [usize::MAX, 2]).contains("does not divide"));
+        let error = region_pool(&tape.constant(uniform([1, 0, 4, 2], 1)), [1, 1]).unwrap_err().to_string();
+        assert!(error.contains("(1, 0, 4, 2)"), "{error}");
     }
 
     #[test]

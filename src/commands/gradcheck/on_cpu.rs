@@ -2,7 +2,7 @@
 
 use crate::printing::plural;
 use anyhow::Result;
-use ops::check::{DIFFERENCE_TOLERANCE, EXACT_TOLERANCE, Report, check};
+use ops::check::{DIFFERENCE_TOLERANCE, EXACT_TOLERANCE, Report, SINGLE_TOLERANCE, check};
 use ops::registry::Op;
 use serde_json::{Value, json};
 
@@ -18,8 +18,8 @@ fn print_all(ops: &[&Op]) -> Result<Vec<Report>> {
     let mut reports = vec![];
     say!(
         "Gradients in f64 against central differences (limit {DIFFERENCE_TOLERANCE:.0e}) and against dual numbers \
-         through the\nreference (limit {EXACT_TOLERANCE:.0e}); laws; and mutants, backward rules broken on purpose, \
-         that must be caught.\n"
+         through the\nreference (limit {EXACT_TOLERANCE:.0e}); values and gradients in f32 against f64 (limit \
+         {SINGLE_TOLERANCE:.0e}); laws; and mutants,\nbackward rules broken on purpose, that must be caught.\n"
     );
     say!("operation           cases  checked  skipped  differences  dual numbers   laws  mutants caught");
     for op in ops {
@@ -68,6 +68,7 @@ fn as_json(report: &Report) -> Value {
         "value_error": report.value_error,
         "difference_error": report.difference_error,
         "dual_error": report.dual_error,
+        "single_error": report.single_error,
         "laws": report.laws,
         "mutants": report.mutants,
         "killed": report.killed,
