@@ -182,7 +182,7 @@ tensor() {
     each tensor --skip emulated
     each products
     each recording
-    each prefetch --skip emulated
+    each prefetch
     each aside --skip emulated
 }
 

@@ -4,14 +4,14 @@ use rayon::prelude::*;
 use std::slice;
 use tensor::cpu::normal::Normal;
 use tensor::cpu::parallel::{GRAIN, Out};
-use tensor::cpu::registers::{MAX_LANES, Registers, Vector, load, store};
+use tensor::cpu::registers::{MAX_LANES, Vector, load, store};
 use tensor::{Float, simd};
 
 pub fn forward<T: Float>(x: &[T], y: &mut [T]) {
     let normal = Normal::tables();
     y.par_chunks_mut(GRAIN).zip(x.par_chunks(GRAIN)).for_each(|(y, x)| {
         // SAFETY: `simd!` chooses an instruction set that the machine has; both have as many elements, and lie apart.
-        simd!(A => unsafe { forward_part::<T, <A as Registers>::Vector<T>>(x.as_ptr(), y.as_mut_ptr(), x.len().min(y.len()), normal) });
+        simd!(A => unsafe { forward_part::<T, <A as Arch>::Vector<T>>(x.as_ptr(), y.as_mut_ptr(), x.len().min(y.len()), normal) });
     });
 }
 
@@ -21,7 +21,7 @@ pub fn forward_in_place<T: Float>(y: &mut [T]) {
     y.par_chunks_mut(GRAIN).for_each(|y| {
         let (len, y) = (y.len(), y.as_mut_ptr());
         // SAFETY: `simd!` chooses an instruction set that the machine has; the elements are this task's.
-        simd!(A => unsafe { forward_part::<T, <A as Registers>::Vector<T>>(y, y, len, normal) });
+        simd!(A => unsafe { forward_part::<T, <A as Arch>::Vector<T>>(y, y, len, normal) });
     });
 }
 
@@ -54,7 +54,7 @@ pub fn backward<T: Float>(dy: &[T], x: &[T], dx: Out<'_, T>) {
     let (accumulate, normal) = (dx.accumulate, Normal::tables());
     dx.data.par_chunks_mut(GRAIN).zip(dy.par_chunks(GRAIN).zip(x.par_chunks(GRAIN))).for_each(|(dx, (dy, x))| {
         // SAFETY: `simd!` chooses an instruction set that the machine has.
-        simd!(A => unsafe { backward_part::<T, <A as Registers>::Vector<T>>(dy, x, Out { data: dx, accumulate }, normal) });
+        simd!(A => unsafe { backward_part::<T, <A as Arch>::Vector<T>>(dy, x, Out { data: dx, accumulate }, normal) });
     });
 }
 

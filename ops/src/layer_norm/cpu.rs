@@ -3,8 +3,9 @@
 
 use crate::epsilon::reciprocal_root;
 use rayon::prelude::*;
+use tensor::cpu::isa::Arch;
 use tensor::cpu::parallel::{Interleaved, Out, items_per_task, sum_in_pieces};
-use tensor::cpu::registers::{Registers, Vector};
+use tensor::cpu::registers::Vector;
 use tensor::{Float, in_registers, simd, unrolled};
 
 /// Rows whose moments are computed together.
@@ -29,7 +30,7 @@ pub fn forward<T: Float>(x: &[T], weight: &[T], bias: &[T], epsilon: T, y: &mut 
 /// # Safety
 /// The machine must have the instruction set `A`.
 #[inline(always)]
-unsafe fn forward_rows<T: Float, A: Registers>(
+unsafe fn forward_rows<T: Float, A: Arch>(
     x: &[T],
     affine: [&[T]; 2],
     epsilon: T,
@@ -93,12 +94,7 @@ unsafe fn squares_of<T: Float, V: Vector<T>>(x: &[T], mean: T) -> T {
 /// # Safety
 /// The machine must have the instruction set `A`.
 #[inline(always)]
-unsafe fn normalise_rows<T: Float, A: Registers>(
-    x: &[T],
-    [weight, bias]: [&[T]; 2],
-    [mean, rstd]: [&[T]; 2],
-    y: &mut [T],
-) {
+unsafe fn normalise_rows<T: Float, A: Arch>(x: &[T], [weight, bias]: [&[T]; 2], [mean, rstd]: [&[T]; 2], y: &mut [T]) {
     let channels = weight.len();
     for (row, (x, y)) in x.chunks_exact(channels).zip(y.chunks_exact_mut(channels)).enumerate() {
         in_registers!(T, A, channels, [1], (range, V, _COUNT) => {
@@ -172,7 +168,7 @@ pub fn backward<T: Float>(
 /// # Safety
 /// The machine must have the instruction set `A`.
 #[inline(always)]
-unsafe fn backward_rows<T: Float, A: Registers>(
+unsafe fn backward_rows<T: Float, A: Arch>(
     dy: &[T],
     x: &[T],
     weight: &[T],
@@ -198,7 +194,7 @@ unsafe fn backward_rows<T: Float, A: Registers>(
 /// # Safety
 /// The machine must have the instruction set `A`.
 #[inline(always)]
-unsafe fn backward_in_two_sweeps<T: Float, A: Registers>(
+unsafe fn backward_in_two_sweeps<T: Float, A: Arch>(
     dy: &[T],
     x: &[T],
     weight: &[T],

@@ -1,8 +1,9 @@
 //! What one thread does of a matrix product: some rows of the left operand times some panels of the right one.
 
+use super::isa::Arch;
 use super::packed::Panels;
 use super::parallel::Interleaved;
-use super::registers::{Registers, Vector};
+use super::registers::Vector;
 pub use super::tile::{Begin, Runs};
 use super::tile::{PanelRows, tiles};
 use crate::{Float, Scratch};
@@ -104,7 +105,7 @@ impl<'a, T, R: Rows> Left<'a, T, R> {
 /// The operands and C must lie inside their slices, no other task may write these rows and panels at the same time, and
 /// the machine must have the instruction set `A`.
 #[inline(always)]
-pub(super) unsafe fn block<T: Float, A: Registers, R: Rows>(
+pub(super) unsafe fn block<T: Float, A: Arch, R: Rows>(
     a: Left<'_, T, R>,
     b: Panels<'_, T>,
     begin: Begin<'_, T>,

@@ -2,10 +2,10 @@
 
 use super::block::{Begin, Left, Rows, block};
 use super::gemm::Mat;
-use super::isa::Isa;
+use super::isa::{Arch, Isa};
 use super::packed::{Panels, Right, pack_panel, registers_per_row};
 use super::parallel::Interleaved;
-use super::registers::{Registers, Vector};
+use super::registers::Vector;
 use crate::{Element, Float, Scratch};
 use std::ops::Range;
 
@@ -33,7 +33,7 @@ pub trait Factor: Element {
 
     /// The width of the panels, in columns, of a right operand with this many columns.
     #[doc(hidden)]
-    fn panel_width<A: Registers>(isa: Isa, columns: usize) -> usize;
+    fn panel_width<A: Arch>(isa: Isa, columns: usize) -> usize;
 
     /// How many rows of `Sum` elements a packed panel of this many rows occupies.
     #[doc(hidden)]
@@ -44,21 +44,21 @@ pub trait Factor: Element {
     /// # Safety
     /// The machine must have the instruction set `A`.
     #[doc(hidden)]
-    unsafe fn pack<A: Registers>(isa: Isa, b: Mat<'_, Self>, to: &mut [Self::Sum], width: usize);
+    unsafe fn pack<A: Arch>(isa: Isa, b: Mat<'_, Self>, to: &mut [Self::Sum], width: usize);
 
     /// Packs a panel of these extents (rows, width), whose elements `fill` writes.
     ///
     /// # Safety
     /// The machine must have the instruction set `A`.
     #[doc(hidden)]
-    unsafe fn fill<A: Registers>(isa: Isa, extents: [usize; 2], to: &mut [Self::Sum], fill: impl FnOnce(&mut [Self]));
+    unsafe fn fill<A: Arch>(isa: Isa, extents: [usize; 2], to: &mut [Self::Sum], fill: impl FnOnce(&mut [Self]));
 
     /// As [`block`]. Panics when `b` is a matrix and [`PACKED_AHEAD`](Self::PACKED_AHEAD) says that it may not be.
     ///
     /// # Safety
     /// As of [`block`].
     #[doc(hidden)]
-    unsafe fn block<A: Registers, R: Rows>(
+    unsafe fn block<A: Arch, R: Rows>(
         a: Left<'_, Self::Sum, R>,
         b: Right<'_, Self>,
         begin: Begin<'_, Self::Sum>,
@@ -91,7 +91,7 @@ impl<T: Float> Factor for T {
     }
 
     #[inline(always)]
-    fn panel_width<A: Registers>(_isa: Isa, columns: usize) -> usize {
+    fn panel_width<A: Arch>(_isa: Isa, columns: usize) -> usize {
         let lanes = A::Vector::<T>::LANES;
         lanes * registers_per_row::<A>(columns.div_ceil(lanes))
     }
@@ -102,18 +102,18 @@ impl<T: Float> Factor for T {
     }
 
     #[inline(always)]
-    unsafe fn pack<A: Registers>(_isa: Isa, b: Mat<'_, T>, to: &mut [T], width: usize) {
+    unsafe fn pack<A: Arch>(_isa: Isa, b: Mat<'_, T>, to: &mut [T], width: usize) {
         // SAFETY: guaranteed by the caller.
         unsafe { pack_panel::<T, A>(b, to, width) }
     }
 
     #[inline(always)]
-    unsafe fn fill<A: Registers>(_isa: Isa, _extents: [usize; 2], to: &mut [T], fill: impl FnOnce(&mut [T])) {
+    unsafe fn fill<A: Arch>(_isa: Isa, _extents: [usize; 2], to: &mut [T], fill: impl FnOnce(&mut [T])) {
         fill(to);
     }
 
     #[inline(always)]
-    unsafe fn block<A: Registers, R: Rows>(
+    unsafe fn block<A: Arch, R: Rows>(
         a: Left<'_, T, R>,
         b: Right<'_, T>,
         begin: Begin<'_, T>,

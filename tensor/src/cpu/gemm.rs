@@ -13,10 +13,9 @@
 
 use super::block::{At, Begin, DEPTH, Every, Left, Runs};
 use super::factor::Factor;
-use super::isa::Isa;
+use super::isa::{Arch, Isa};
 use super::packed::{Right, WIDEST};
 use super::parallel::{Interleaved, Out, sum_in_pieces};
-use super::registers::Registers;
 use crate::{Element, simd};
 use num_traits::Zero;
 use rayon::prelude::*;
@@ -195,7 +194,7 @@ fn multiply<F: Factor>(a: Mat<'_, F::Sum>, b: Right<'_, F>, begin: Begin<'_, F::
 }
 
 #[inline(always)]
-fn multiply_with<F: Factor, A: Registers>(
+fn multiply_with<F: Factor, A: Arch>(
     a: Mat<'_, F::Sum>,
     b: Right<'_, F>,
     isa: Isa,

@@ -1,6 +1,6 @@
 //! Instruction sets, detected at run time: nobody has to set RUSTFLAGS.
 //!
-//! A kernel is an ordinary generic function `fn kernel<T: Float, A: Registers>(...)` marked
+//! A kernel is an ordinary generic function `fn kernel<T: Float, A: Arch>(...)` marked
 //! `#[inline(always)]`. [`simd!`](crate::simd) compiles it once per instruction set, inside a function
 //! with those target features, where the compiler vectorises its loops; and calls the best one that
 //! this machine has. `A` says what plain Rust leaves open: whether a fused multiply-add is one
@@ -8,6 +8,7 @@
 
 #[cfg(target_arch = "x86_64")]
 use super::pairs::amx;
+use super::registers::{Each, Vector};
 use crate::{Error, Float, Result, lock};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{LazyLock, Mutex, MutexGuard};
@@ -151,6 +152,8 @@ fn detect(_most: Isa) -> Isa {
 /// What a kernel asks of the instruction set that it is being compiled for. The trait is sealed: unsafe code relies on
 /// [`run`](Self::run) to refuse a machine that lacks the instruction set.
 pub trait Arch: sealed::Sealed + Copy {
+    /// The widest register, of elements `T`.
+    type Vector<T: Float>: Vector<T>;
     /// Whether there are 32 registers rather than 16. NEON's 32 count as 16, because they are used in pairs.
     const MANY_REGISTERS: bool;
     /// Runs `f`, which is `#[inline(always)]`, compiled for this instruction set, in a separate function, so that the
@@ -160,37 +163,19 @@ pub trait Arch: sealed::Sealed + Copy {
     fn mul_add<T: Float>(a: T, b: T, c: T) -> T;
 }
 
-mod sealed {
+pub(super) mod sealed {
     /// Closes [`Arch`](super::Arch).
     pub trait Sealed {}
-    impl<const MANY_REGISTERS: bool> Sealed for super::Fused<MANY_REGISTERS> {}
-    impl Sealed for super::Plain {}
 }
 
-/// With fused multiply-add.
-#[derive(Clone, Copy)]
-pub struct Fused<const MANY_REGISTERS: bool>;
-
-/// Without it.
+/// Nothing that the compiler's target does not guarantee, and no fused multiply-add.
 #[derive(Clone, Copy)]
 pub struct Plain;
 
-impl<const MANY_REGISTERS: bool> Arch for Fused<MANY_REGISTERS> {
-    const MANY_REGISTERS: bool = MANY_REGISTERS;
-    #[inline(always)]
-    fn run<R>(f: impl FnOnce() -> R) -> R {
-        #[cfg(target_arch = "x86_64")]
-        return if MANY_REGISTERS { with_avx512(f) } else { with_avx2(f) };
-        #[cfg(not(target_arch = "x86_64"))]
-        return f();
-    }
-    #[inline(always)]
-    fn mul_add<T: Float>(a: T, b: T, c: T) -> T {
-        num_traits::Float::mul_add(a, b, c)
-    }
-}
+impl sealed::Sealed for Plain {}
 
 impl Arch for Plain {
+    type Vector<T: Float> = Each<T, Plain, 4>;
     const MANY_REGISTERS: bool = false;
     #[inline(always)]
     fn run<R>(f: impl FnOnce() -> R) -> R {
@@ -204,34 +189,10 @@ impl Arch for Plain {
 
 /// [`Arch`] of the compiler's own target.
 #[cfg(target_arch = "aarch64")]
-pub type Portable = Fused<false>;
+pub type Portable = super::registers::Neon;
 /// [`Arch`] of the compiler's own target.
 #[cfg(not(target_arch = "aarch64"))]
 pub type Portable = Plain;
-
-#[cfg(target_arch = "x86_64")]
-fn with_avx512<R>(f: impl FnOnce() -> R) -> R {
-    #[inline(never)]
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-    fn compiled<R>(f: impl FnOnce() -> R) -> R {
-        f()
-    }
-    assert!(Isa::detected() >= Isa::Avx512);
-    // SAFETY: the machine has these features.
-    unsafe { compiled(f) }
-}
-
-#[cfg(target_arch = "x86_64")]
-fn with_avx2<R>(f: impl FnOnce() -> R) -> R {
-    #[inline(never)]
-    #[target_feature(enable = "avx2,fma")]
-    fn compiled<R>(f: impl FnOnce() -> R) -> R {
-        f()
-    }
-    assert!(Isa::detected() >= Isa::Avx2);
-    // SAFETY: the machine has these features.
-    unsafe { compiled(f) }
-}
 
 /// Calls a kernel compiled for the best instruction set of this machine. The kernel must be `#[inline(always)]` and
 /// generic over an [`Arch`](crate::cpu::isa::Arch), which is written as `A` in the call: `simd!(A => kernel::<T, A>(x,
@@ -243,12 +204,12 @@ macro_rules! simd {
     };
     ($isa:expr, $A:ident => $call:expr) => {{
         #[allow(unused_imports)] // some machines have one instruction set
-        use $crate::cpu::isa::{Arch, Fused, Isa, Portable};
+        use $crate::cpu::isa::{Arch, Isa, Portable};
         match $isa {
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => $crate::simd!(@run $A = Fused<true>, $call),
+            Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => $crate::simd!(@run $A = $crate::cpu::registers::Avx512, $call),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => $crate::simd!(@run $A = Fused<false>, $call),
+            Isa::Avx2 => $crate::simd!(@run $A = $crate::cpu::registers::Avx2, $call),
             _ => $crate::simd!(@run $A = Portable, $call),
         }
     }};

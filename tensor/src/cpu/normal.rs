@@ -81,12 +81,12 @@ fn interpolated(function: impl Fn(f64) -> f64) -> [f64; TERMS] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpu::isa::{Isa, limits};
-    use crate::cpu::registers::{MAX_LANES, Registers, Vector};
+    use crate::cpu::isa::{Arch, Isa, limits};
+    use crate::cpu::registers::{MAX_LANES, Vector};
     use crate::simd;
 
     #[inline(always)]
-    fn functions<A: Registers>(x: f32) -> [f32; 2] {
+    fn functions<A: Arch>(x: f32) -> [f32; 2] {
         let (normal, mut values) = (Normal::tables(), [[0.0; MAX_LANES]; 2]);
         // SAFETY: the caller has chosen an instruction set that is there.
         let x = unsafe { A::Vector::<f32>::splat(x) };
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[inline(always)]
-    fn check<A: Registers>() {
+    fn check<A: Arch>() {
         for x in (-80_000..=80_000).map(|i| i as f32 * 1e-4) {
             let wide = f64::from(x);
             let exact = [wide.normal_distribution::<Plain>(), wide.normal_slope::<Plain>()];

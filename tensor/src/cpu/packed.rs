@@ -3,9 +3,9 @@
 
 use super::factor::Factor;
 use super::gemm::{Mat, last_place};
-use super::isa::Isa;
+use super::isa::{Arch, Isa};
 use super::parallel::{GRAIN, items_per_task};
-use super::registers::{MAX_LANES, Registers, Vector, copy_run, load};
+use super::registers::{MAX_LANES, Vector, copy_run, load};
 use super::tile::MAX_REGISTERS;
 use super::transpose::transpose;
 use crate::{Buffer, Float, simd};
@@ -60,7 +60,7 @@ impl<'a, F: Factor> Right<'a, F> {
 
     /// How wide its panels are.
     #[inline(always)]
-    pub(super) fn width<A: Registers>(self, isa: Isa) -> usize {
+    pub(super) fn width<A: Arch>(self, isa: Isa) -> usize {
         match self {
             Self::Packed(packed) => packed.width,
             Self::Matrix(matrix) => F::panel_width::<A>(isa, matrix.cols),
@@ -69,7 +69,7 @@ impl<'a, F: Factor> Right<'a, F> {
 
     /// The operand as [`Factor::block`] takes it: packed into `room`, if the factor type requires that.
     #[inline(always)]
-    pub(super) fn packed_ahead<A: Registers>(self, isa: Isa, threads: bool, room: &'a mut Option<Packed<F>>) -> Self {
+    pub(super) fn packed_ahead<A: Arch>(self, isa: Isa, threads: bool, room: &'a mut Option<Packed<F>>) -> Self {
         match self {
             Self::Matrix(matrix) if F::PACKED_AHEAD => {
                 Self::Packed(room.insert(Packed::with::<A>(matrix, isa, threads)))
@@ -124,7 +124,7 @@ impl<F: Factor> Packed<F> {
     }
 
     #[inline(always)]
-    pub(super) fn with<A: Registers>(b: Mat<'_, F>, isa: Isa, threads: bool) -> Self {
+    pub(super) fn with<A: Arch>(b: Mat<'_, F>, isa: Isa, threads: bool) -> Self {
         Self::by_panel::<A>((b.rows, b.cols), isa, threads, |columns, to, width| {
             A::run(
                 #[inline(always)]
@@ -137,7 +137,7 @@ impl<F: Factor> Packed<F> {
     }
 
     #[inline(always)]
-    fn by_panel<A: Registers>(
+    fn by_panel<A: Arch>(
         (rows, cols): (usize, usize),
         isa: Isa,
         threads: bool,
@@ -230,7 +230,7 @@ impl<'a, T: Float> Panels<'a, T> {
     /// # Safety
     /// The machine must have the instruction set `A`.
     #[inline(always)]
-    pub unsafe fn rows<'r, A: Registers>(
+    pub unsafe fn rows<'r, A: Arch>(
         self,
         panel: usize,
         rows: Range<usize>,
@@ -261,7 +261,7 @@ impl<'a, T: Float> Panels<'a, T> {
 /// # Safety
 /// The machine must have the instruction set `A`.
 #[inline(always)]
-pub(super) unsafe fn pack_panel<T: Float, A: Registers>(b: Mat<'_, T>, to: &mut [T], width: usize) {
+pub(super) unsafe fn pack_panel<T: Float, A: Arch>(b: Mat<'_, T>, to: &mut [T], width: usize) {
     if b.cols < width {
         to.fill(T::zero());
     }
@@ -318,7 +318,7 @@ unsafe fn copy_rows<T: Float, V: Vector<T>, const COUNT: usize>(b: Mat<'_, T>, t
 /// that fills all panels and 4 does not, or where 4 would leave a single register to the last one. 6·4 or 8·3
 /// accumulators leave room for a row of B and an element of A, need fewer loads for each multiply-add than 8·2, read A
 /// less often and write longer runs of C. With 16 registers the width is 2.
-pub(super) fn registers_per_row<A: Registers>(registers: usize) -> usize {
+pub(super) fn registers_per_row<A: Arch>(registers: usize) -> usize {
     let widest = match registers % 4 {
         _ if !A::MANY_REGISTERS => 2,
         0 => 4,

@@ -4,17 +4,11 @@
 //! spills arrays of them to memory or assembles them with shuffles, at a third of the speed. Here a register is a
 //! value, with the operations of [`Vector`].
 
-use super::isa::{Arch, Plain};
+use super::isa::Arch;
 use super::math::Transcendental;
 use super::normal::Normal;
 use crate::Float;
 use std::marker::PhantomData;
-
-/// An instruction set with its widest registers.
-pub trait Registers: Arch {
-    /// A register of elements `T`.
-    type Vector<T: Float>: Vector<T>;
-}
 
 /// A register of `LANES` elements, or several that act as one.
 pub trait Vector<T: Float>: Copy {
@@ -281,14 +275,15 @@ impl<T: Float, A: Arch, const N: usize> Vector<T> for Each<T, A, N> {
     }
 }
 
-impl Registers for Plain {
-    type Vector<T: Float> = Each<T, Plain, 4>;
-}
-
 #[cfg(target_arch = "aarch64")]
 mod neon;
 #[cfg(target_arch = "x86_64")]
 mod x86;
+
+#[cfg(target_arch = "aarch64")]
+pub use neon::Neon;
+#[cfg(target_arch = "x86_64")]
+pub use x86::{Avx2, Avx512};
 
 /// Applies a function to each element of a register.
 #[inline(always)]
@@ -331,7 +326,8 @@ macro_rules! in_registers {
         $T:ident, $A:ident, $len:expr, [$($count:literal $(if $condition:expr)?),+],
         ($range:ident, $V:ident, $COUNT:ident) => $body:expr
     ) => {{
-        use $crate::cpu::registers::{Each, Registers, Vector};
+        use $crate::cpu::isa::Arch;
+        use $crate::cpu::registers::{Each, Vector};
         macro_rules! part {
             ($part:expr, $vector:ty, $number:literal) => {{
                 type $V<$T, $A> = $vector;
@@ -344,8 +340,8 @@ macro_rules! in_registers {
         }
         let (mut start, end): (usize, usize) = (0, $len);
         $($(if $condition)? {
-            let whole = end - (end - start) % ($count * <$A as Registers>::Vector::<$T>::LANES);
-            part!(start..whole, <$A as Registers>::Vector<$T>, $count);
+            let whole = end - (end - start) % ($count * <$A as Arch>::Vector::<$T>::LANES);
+            part!(start..whole, <$A as Arch>::Vector<$T>, $count);
             start = whole;
         })+
         part!(start..end, Each<$T, $A, 1>, 1);
@@ -359,7 +355,7 @@ mod tests {
     use crate::simd;
 
     #[inline(always)]
-    fn check<T: Float, A: Registers>() {
+    fn check<T: Float, A: Arch>() {
         for start in [-1e30, -130.0, -30.0, -1.0, f64::NAN] {
             let x: Vec<T> = (0..MAX_LANES).map(|i| T::of(start + 0.123 * i as f64)).collect();
             let mut powers = [T::zero(); MAX_LANES];
@@ -379,7 +375,7 @@ mod tests {
     }
 
     #[inline(always)]
-    fn add_up<T: Float, A: Registers>() {
+    fn add_up<T: Float, A: Arch>() {
         let x: Vec<T> = (0..MAX_LANES).map(|i| T::of((i * i) as f64)).collect();
         let sum = |lanes: usize| x[..lanes].iter().fold(T::zero(), |sum, &x| sum + x);
         // SAFETY: the caller has chosen an instruction set that is there.

@@ -82,7 +82,6 @@ unsafe fn block<T: Float, V: Vector<T>, const N: usize>(
 mod tests {
     use super::*;
     use crate::cpu::isa::{Isa, limits};
-    use crate::cpu::registers::Registers;
     use crate::simd;
 
     fn check<T: Float>() {
@@ -94,7 +93,7 @@ mod tests {
                 // SAFETY: `simd!` chooses an instruction set that is there.
                 simd!(A => unsafe {
                     let (from, to) = ((&from[..], columns), (&mut to[..], rows));
-                    transpose::<T, <A as Registers>::Vector<T>>([rows, columns], from, to);
+                    transpose::<T, <A as Arch>::Vector<T>>([rows, columns], from, to);
                 });
                 for (place, &element) in to.iter().enumerate() {
                     let (column, row) = (place / rows, place % rows);

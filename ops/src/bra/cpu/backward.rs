@@ -7,8 +7,8 @@ use super::{Head, IN_ORDER, QueryBlock, Role, parts, pixels};
 use crate::bra::geometry::Geometry;
 use rayon::prelude::*;
 use std::ops::Range;
+use tensor::cpu::isa::Arch;
 use tensor::cpu::parallel::{Interleaved, Out};
-use tensor::cpu::registers::Registers;
 use tensor::{Float, Scratch, simd};
 
 /// dqkv (N, H, W, 2D + C) from the gradient of the result, dout (N, H, W, C). The scores are computed again
@@ -45,7 +45,7 @@ struct BackwardTask<'a, T> {
 ///
 /// # Safety
 /// Nobody else may use this head's channels of dqkv.
-unsafe fn backward_head<T: Float, A: Registers>(head: Head<'_, T>, task: BackwardTask<'_, T>) {
+unsafe fn backward_head<T: Float, A: Arch>(head: Head<'_, T>, task: BackwardTask<'_, T>) {
     let BackwardTask { dout, lse, dqkv, accumulate } = task;
     let (queries, [d, dv]) = (head.channels(Role::Query), head.geometry.head_dims());
     let [width, v_width] = [d, dv].map(row_width::<T, A>);
@@ -118,7 +118,7 @@ struct Attended<'s, T> {
 
 impl<T: Float> Attended<'_, T> {
     /// Lays out the keys and values of a group of regions, and sets their gradients to zero.
-    fn lay_out<A: Registers>(&mut self, head: &Head<'_, T>, group: Range<usize>) {
+    fn lay_out<A: Arch>(&mut self, head: &Head<'_, T>, group: Range<usize>) {
         let ([d, dv], pixels) = (head.geometry.head_dims(), head.pixels_of(group.clone()));
         let [width, v_width] = [d, dv].map(row_width::<T, A>);
         let columns = head.part_of(group.clone(), d, self.key_columns);
@@ -134,13 +134,7 @@ impl<T: Float> Attended<'_, T> {
     ///
     /// # Safety
     /// Nobody else may use this head's channels of dqkv.
-    unsafe fn write<A: Registers>(
-        self,
-        head: &Head<'_, T>,
-        missing: &[bool],
-        dqkv: Interleaved<'_, T>,
-        accumulate: bool,
-    ) {
+    unsafe fn write<A: Arch>(self, head: &Head<'_, T>, missing: &[bool], dqkv: Interleaved<'_, T>, accumulate: bool) {
         let [width, v_width] = head.geometry.head_dims().map(row_width::<T, A>);
         for (place, missing) in missing.chunks(head.group()).enumerate() {
             let first = place * head.group();

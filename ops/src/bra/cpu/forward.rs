@@ -7,8 +7,8 @@ use super::{Head, IN_ORDER, QueryBlock, Role, parts, pixels};
 use crate::bra::geometry::Geometry;
 use rayon::prelude::*;
 use std::ops::Range;
+use tensor::cpu::isa::Arch;
 use tensor::cpu::parallel::Interleaved;
-use tensor::cpu::registers::Registers;
 use tensor::{Float, Scratch, simd};
 
 /// Each head is split into shares of its regions so that the heads of all images together make about this many tasks;
@@ -44,7 +44,7 @@ pub fn forward<T: Float>(g: Geometry, qkv: &[T], routes: &[u32], scale: T, out: 
 ///
 /// # Safety
 /// Nobody else may use these regions' results and logarithms.
-unsafe fn forward_regions<T: Float, A: Registers>(
+unsafe fn forward_regions<T: Float, A: Arch>(
     head: Head<'_, T>,
     regions: Range<usize>,
     out: Interleaved<'_, T>,

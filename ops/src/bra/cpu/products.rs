@@ -16,7 +16,8 @@
 //! row by row.
 
 use super::quads::QUAD;
-use tensor::cpu::registers::{Registers, Vector, load};
+use tensor::cpu::isa::Arch;
+use tensor::cpu::registers::{Vector, load};
 use tensor::{Float, unrolled};
 
 /// The elements of a square: a quad of queries by a quad of keys.
@@ -52,20 +53,20 @@ impl ScoreLayout {
     }
 
     /// How many registers the scores of all these queries with one quad of keys take.
-    pub fn registers<T: Float, A: Registers>(self) -> usize {
+    pub fn registers<T: Float, A: Arch>(self) -> usize {
         self.quads() * SQUARE / A::Vector::<T>::LANES
     }
 
     /// Where the `register`-th of them lies for the first quad of keys; those for the next quads of keys follow, one
     /// square apart.
     #[inline(always)]
-    pub fn place<T: Float, A: Registers>(self, register: usize) -> usize {
+    pub fn place<T: Float, A: Arch>(self, register: usize) -> usize {
         let element = register * A::Vector::<T>::LANES;
         element / SQUARE * self.keys * SQUARE + element % SQUARE
     }
 
     /// Each query times each key that its region attends to, over `dim` channels, from the columns of both.
-    pub fn scores<T: Float, A: Registers>(self, dim: usize, queries: &[T], keys: Quads<'_, &[T]>, to: &mut [T]) {
+    pub fn scores<T: Float, A: Arch>(self, dim: usize, queries: &[T], keys: Quads<'_, &[T]>, to: &mut [T]) {
         let size = dim * QUAD;
         assert!(queries.len() >= self.quads() * size && to.len() >= self.len(), "operands of scores");
         assert!(keys.quads.len() == self.regions * self.keys, "quads of keys");
@@ -110,7 +111,7 @@ impl ScoreLayout {
     /// The machine must have the instruction set `A`, and there must be `dim` channels of each operand and room for the
     /// scores, which nobody else may use.
     #[inline(always)]
-    unsafe fn score_tile<T: Float, A: Registers, const HEIGHT: usize, const WIDTH: usize>(
+    unsafe fn score_tile<T: Float, A: Arch, const HEIGHT: usize, const WIDTH: usize>(
         self,
         ColumnOperands { dim, queries, keys, to }: ColumnOperands<T>,
         register: usize,
@@ -212,7 +213,7 @@ impl<T, D: std::ops::Deref<Target = [T]>> Quads<'_, D> {
 impl<T: Float, const ROW: usize, const COLUMN: usize> Weights<'_, T, ROW, COLUMN> {
     /// Multiplies each region's weights by rows of `width` elements, which fill whole registers: result (+)=
     /// weights·rows.
-    pub fn times<A: Registers>(self, width: usize, rows: Quads<'_, &[T]>, to: Quads<'_, &mut [T]>, accumulate: bool) {
+    pub fn times<A: Arch>(self, width: usize, rows: Quads<'_, &[T]>, to: Quads<'_, &mut [T]>, accumulate: bool) {
         let (lanes, size) = (A::Vector::<T>::LANES, width * QUAD);
         let [regions, height, depth] = self.extents;
         let fits = [to.quads.len(), rows.quads.len()] == [regions * height, regions * depth];

@@ -10,8 +10,9 @@
 
 use std::ops::Range;
 use tensor::Float;
+use tensor::cpu::isa::Arch;
 use tensor::cpu::parallel::Interleaved;
-use tensor::cpu::registers::{Registers, Vector, fetch, load, store};
+use tensor::cpu::registers::{Vector, fetch, load, store};
 
 /// The tokens of a quad.
 pub(super) const QUAD: usize = 4;
@@ -81,7 +82,7 @@ impl Channels {
     }
 
     /// Writes the quads of some pixels as rows of [`row_width`] elements.
-    pub fn rows<T: Float, A: Registers>(self, map: &[T], pixels: Pixels<'_>, to: &mut [T]) {
+    pub fn rows<T: Float, A: Arch>(self, map: &[T], pixels: Pixels<'_>, to: &mut [T]) {
         self.assert_inside(pixels, map.len());
         let width = row_width::<T, A>(self.dim);
         let to = &mut to[..pixels.quads() * QUAD * width];
@@ -110,16 +111,16 @@ impl Channels {
     }
 
     /// Writes the quads of some pixels as columns.
-    pub fn columns<T: Float, A: Registers>(self, map: &[T], pixels: Pixels<'_>, to: &mut [T]) {
+    pub fn columns<T: Float, A: Arch>(self, map: &[T], pixels: Pixels<'_>, to: &mut [T]) {
         self.lay_out::<T, A, false>(map, pixels, to, &mut []);
     }
 
     /// Writes them as columns and as rows, at hardly more cost than as columns.
-    pub fn both<T: Float, A: Registers>(self, map: &[T], pixels: Pixels<'_>, columns: &mut [T], rows: &mut [T]) {
+    pub fn both<T: Float, A: Arch>(self, map: &[T], pixels: Pixels<'_>, columns: &mut [T], rows: &mut [T]) {
         self.lay_out::<T, A, true>(map, pixels, columns, rows);
     }
 
-    fn lay_out<T: Float, A: Registers, const ROWS: bool>(
+    fn lay_out<T: Float, A: Arch, const ROWS: bool>(
         self,
         map: &[T],
         pixels: Pixels<'_>,
@@ -172,7 +173,7 @@ impl Channels {
     ///
     /// # Safety
     /// Nobody else may use the head's channels of these pixels.
-    pub unsafe fn write<T: Float, A: Registers>(
+    pub unsafe fn write<T: Float, A: Arch>(
         self,
         rows: &[T],
         pixels: Pixels<'_>,
@@ -285,6 +286,6 @@ unsafe fn put_row<T: Float, V: Vector<T>, const ADD: bool>(from: *const T, to: *
 }
 
 /// The width of a row of `dim` channels, padded to whole registers.
-pub(super) fn row_width<T: Float, A: Registers>(dim: usize) -> usize {
+pub(super) fn row_width<T: Float, A: Arch>(dim: usize) -> usize {
     dim.next_multiple_of(A::Vector::<T>::LANES)
 }

@@ -9,8 +9,9 @@ use super::products::{SQUARE, ScoreLayout};
 use super::quads::QUAD;
 use std::f64::consts::{LN_2, LOG2_E};
 use std::ops::Range;
+use tensor::cpu::isa::Arch;
 use tensor::cpu::math::Transcendental;
-use tensor::cpu::registers::{Registers, Vector};
+use tensor::cpu::registers::Vector;
 use tensor::{Float, unrolled};
 
 /// The slots of a block of queries.
@@ -52,7 +53,7 @@ macro_rules! across {
 impl ScoreLayout {
     /// Replaces the products of queries and keys by the softmax over the keys of factor · product; also writes each
     /// query's log-sum-exp to `logs`.
-    pub fn softmax<T: Float, A: Registers>(self, factor: T, scores: &mut [T], logs: &mut [T]) {
+    pub fn softmax<T: Float, A: Arch>(self, factor: T, scores: &mut [T], logs: &mut [T]) {
         A::run(
             #[inline(always)]
             // SAFETY: `A::run` makes sure of the instruction set.
@@ -63,7 +64,7 @@ impl ScoreLayout {
     /// # Safety
     /// The machine must have the instruction set `A`.
     #[inline(always)]
-    unsafe fn softmax_here<T: Float, A: Registers>(self, factor: T, scores: &mut [T], logs: &mut [T]) {
+    unsafe fn softmax_here<T: Float, A: Arch>(self, factor: T, scores: &mut [T], logs: &mut [T]) {
         // SAFETY: the caller vouches for the instruction set, here and below.
         let (zero, lowest) = unsafe { (A::Vector::zero(), A::Vector::splat(T::neg_infinity())) };
         let binary = factor * T::of(LOG2_E);
@@ -102,7 +103,7 @@ impl ScoreLayout {
 
     /// Takes the products of queries and keys, and the gradients of A, the softmax of factor · product. Overwrites the
     /// products with A, and the gradients of A with those of the products. `logs` are what [`Self::softmax`] wrote.
-    pub fn gradients<T: Float, A: Registers>(self, factor: T, a: &mut [T], da: &mut [T], logs: &[T; BLOCK_SLOTS]) {
+    pub fn gradients<T: Float, A: Arch>(self, factor: T, a: &mut [T], da: &mut [T], logs: &[T; BLOCK_SLOTS]) {
         A::run(
             #[inline(always)]
             // SAFETY: `A::run` makes sure of the instruction set.
@@ -113,13 +114,7 @@ impl ScoreLayout {
     /// # Safety
     /// The machine must have the instruction set `A`.
     #[inline(always)]
-    unsafe fn gradients_here<T: Float, A: Registers>(
-        self,
-        factor: T,
-        a: &mut [T],
-        da: &mut [T],
-        logs: &[T; BLOCK_SLOTS],
-    ) {
+    unsafe fn gradients_here<T: Float, A: Arch>(self, factor: T, a: &mut [T], da: &mut [T], logs: &[T; BLOCK_SLOTS]) {
         // SAFETY: the caller vouches for the instruction set, here and below.
         let (zero, factors) = unsafe { (A::Vector::zero(), A::Vector::splat(factor)) };
         let mut shifts = *logs;
@@ -141,7 +136,7 @@ impl ScoreLayout {
     /// # Safety
     /// The machine must have the instruction set `A`.
     #[inline(always)]
-    unsafe fn powers<T: Float, A: Registers>(self, factor: T, products: &mut [T], shifts: &mut [T]) {
+    unsafe fn powers<T: Float, A: Arch>(self, factor: T, products: &mut [T], shifts: &mut [T]) {
         // SAFETY: the caller vouches for the instruction set.
         let factors = unsafe { A::Vector::splat(factor) };
         for (register, shift) in self.registers_of::<T, A>(shifts) {
@@ -171,13 +166,13 @@ impl ScoreLayout {
 
     /// Each register of the scores with one quad of keys, by its index, with its queries' slots.
     #[inline(always)]
-    fn registers_of<T: Float, A: Registers>(self, slots: &mut [T]) -> impl Iterator<Item = (usize, &mut [T])> {
+    fn registers_of<T: Float, A: Arch>(self, slots: &mut [T]) -> impl Iterator<Item = (usize, &mut [T])> {
         slots.chunks_exact_mut(A::Vector::<T>::LANES).take(self.registers::<T, A>()).enumerate()
     }
 
     /// Where the scores of a register's queries lie, quad by quad of keys.
     #[inline(always)]
-    fn along<T: Float, A: Registers>(self, register: usize) -> std::iter::StepBy<Range<usize>> {
+    fn along<T: Float, A: Arch>(self, register: usize) -> std::iter::StepBy<Range<usize>> {
         let first = self.place::<T, A>(register);
         (first..first + self.keys * SQUARE).step_by(SQUARE)
     }

@@ -3,8 +3,9 @@
 use super::line::Line;
 use super::{Geometry, Kernel, Map, MapMut, of_extent};
 use rayon::prelude::*;
+use tensor::cpu::isa::Arch;
 use tensor::cpu::parallel::{Out, items_per_task};
-use tensor::cpu::registers::{Registers, Vector};
+use tensor::cpu::registers::Vector;
 use tensor::{Float, Scratch, in_registers, simd, unrolled};
 
 /// y = x ∗ kernel + bias, or y += x ∗ kernel + bias.
@@ -59,7 +60,7 @@ fn correlate<T: Float>(g: Geometry, x: Map<'_, T>, taps: &[T], bias: Option<&[T]
 /// # Safety
 /// The machine must have the instruction set `A`.
 #[inline(always)]
-unsafe fn correlate_row<T: Float, A: Registers, const K: usize>(
+unsafe fn correlate_row<T: Float, A: Arch, const K: usize>(
     g: Geometry,
     x: Map<'_, T>,
     taps: &[T],

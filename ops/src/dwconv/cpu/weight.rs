@@ -3,8 +3,9 @@
 use super::line::Line;
 use super::{Geometry, Map, of_extent};
 use std::ops::Range;
+use tensor::cpu::isa::Arch;
 use tensor::cpu::parallel::{Out, sum_in_pieces};
-use tensor::cpu::registers::{Registers, Vector};
+use tensor::cpu::registers::Vector;
 use tensor::{Float, Scratch, in_registers, simd, unrolled};
 
 /// dweight (C, 1, K, K) and dbias (C), where they are wanted, from dy and x in one pass.
@@ -48,7 +49,7 @@ const PIXELS: usize = 4;
 
 /// How many rows of a kernel of extent `k` keep their sums in registers at once: as many as fit beside the pixels of
 /// dy, one pixel of x, and the bias's sum.
-const fn rows_together<A: Registers>(k: usize) -> usize {
+const fn rows_together<A: Arch>(k: usize) -> usize {
     let registers = if A::MANY_REGISTERS { 32 } else { 16 };
     let rows = (registers - PIXELS - 2) / k;
     if rows < k { rows } else { k }
@@ -59,7 +60,7 @@ const fn rows_together<A: Registers>(k: usize) -> usize {
 /// # Safety
 /// The machine must have the instruction set `A`.
 #[inline(always)]
-unsafe fn weight_rows<T: Float, A: Registers, const K: usize>(
+unsafe fn weight_rows<T: Float, A: Arch, const K: usize>(
     g: Geometry,
     dy: Map<'_, T>,
     x: Map<'_, T>,
@@ -86,7 +87,7 @@ unsafe fn weight_rows<T: Float, A: Registers, const K: usize>(
 /// # Safety
 /// As of [`Vector::zero`].
 #[inline(always)]
-unsafe fn weight_taps<T: Float, A: Registers, V: Vector<T>, const K: usize>(
+unsafe fn weight_taps<T: Float, A: Arch, V: Vector<T>, const K: usize>(
     g: Geometry,
     dy: Map<'_, T>,
     x: Map<'_, T>,

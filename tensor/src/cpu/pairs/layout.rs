@@ -8,7 +8,8 @@ use super::{STEP, WIDTH};
 use crate::bf16;
 use crate::cpu::block::{Left, Rows, Runs};
 use crate::cpu::gemm::Mat;
-use crate::cpu::registers::{Registers, copy_run};
+use crate::cpu::isa::Arch;
+use crate::cpu::registers::copy_run;
 use crate::cpu::transpose::transpose;
 use std::arch::x86_64::*;
 use std::ops::Range;
@@ -39,7 +40,7 @@ fn join(first: &[bf16], second: Option<&[bf16]>, to: &mut [f32]) {
 /// # Safety
 /// The machine must have the instruction set `A`.
 #[inline(always)]
-pub unsafe fn pack_panel<A: Registers>(b: Mat<'_, bf16>, to: &mut [f32]) {
+pub unsafe fn pack_panel<A: Arch>(b: Mat<'_, bf16>, to: &mut [f32]) {
     if b.col_stride == 1 {
         let row = |p: usize| &b.data[p * b.row_stride..][..b.cols];
         for (pairs, to) in to.chunks_exact_mut(WIDTH).enumerate() {
@@ -80,12 +81,7 @@ pub unsafe fn pack_panel<A: Registers>(b: Mat<'_, bf16>, to: &mut [f32]) {
 /// # Safety
 /// The machine must have the instruction set `A`, and the conversion to bf16.
 #[inline(always)]
-pub unsafe fn pack_left<A: Registers>(
-    a: Left<'_, f32, impl Rows>,
-    rows: Range<usize>,
-    part: Range<usize>,
-    to: &mut [f32],
-) {
+pub unsafe fn pack_left<A: Arch>(a: Left<'_, f32, impl Rows>, rows: Range<usize>, part: Range<usize>, to: &mut [f32]) {
     let steps = part.len().div_ceil(STEP);
     match a.runs.step {
         _ if steps == 0 => {}
@@ -161,7 +157,7 @@ unsafe fn pack_rows(a: Left<'_, f32, impl Rows>, rows: Range<usize>, part: Range
 /// # Safety
 /// The machine must have the instruction set `A`, and the conversion.
 #[inline(always)]
-unsafe fn pack_columns<A: Registers>(
+unsafe fn pack_columns<A: Arch>(
     a: Left<'_, f32, impl Rows>,
     rows: Range<usize>,
     part: Range<usize>,

@@ -23,10 +23,9 @@ mod tests;
 use super::block::{self, At, Begin, Left, Rows};
 use super::factor::Factor;
 use super::gemm::Mat;
-use super::isa::Isa;
+use super::isa::{Arch, Isa};
 use super::packed::{Panels, Right};
 use super::parallel::Interleaved;
-use super::registers::Registers;
 use crate::{Scratch, bf16};
 use std::ops::Range;
 
@@ -70,7 +69,7 @@ impl Factor for bf16 {
     }
 
     #[inline(always)]
-    fn panel_width<A: Registers>(isa: Isa, columns: usize) -> usize {
+    fn panel_width<A: Arch>(isa: Isa, columns: usize) -> usize {
         if has_pairs(isa) { WIDTH } else { f32::panel_width::<A>(isa, columns) }
     }
 
@@ -80,7 +79,7 @@ impl Factor for bf16 {
     }
 
     #[inline(always)]
-    unsafe fn pack<A: Registers>(isa: Isa, b: Mat<'_, bf16>, to: &mut [f32], width: usize) {
+    unsafe fn pack<A: Arch>(isa: Isa, b: Mat<'_, bf16>, to: &mut [f32], width: usize) {
         match isa {
             // SAFETY: guaranteed by the caller.
             #[cfg(target_arch = "x86_64")]
@@ -90,7 +89,7 @@ impl Factor for bf16 {
     }
 
     #[inline(always)]
-    unsafe fn fill<A: Registers>(isa: Isa, [rows, width]: [usize; 2], to: &mut [f32], fill: impl FnOnce(&mut [bf16])) {
+    unsafe fn fill<A: Arch>(isa: Isa, [rows, width]: [usize; 2], to: &mut [f32], fill: impl FnOnce(&mut [bf16])) {
         let mut elements = Scratch::new(rows * width);
         fill(&mut elements);
         // SAFETY: guaranteed by the caller.
@@ -98,7 +97,7 @@ impl Factor for bf16 {
     }
 
     #[inline(always)]
-    unsafe fn block<A: Registers, R: Rows>(
+    unsafe fn block<A: Arch, R: Rows>(
         a: Left<'_, f32, R>,
         b: Right<'_, bf16>,
         begin: Begin<'_, f32>,
@@ -139,7 +138,7 @@ fn widen_panel(b: Mat<'_, bf16>, to: &mut [f32], width: usize) {
 /// # Safety
 /// As of [`block`](block::block).
 #[inline(always)]
-unsafe fn widened<A: Registers, R: Rows>(
+unsafe fn widened<A: Arch, R: Rows>(
     a: Left<'_, f32, R>,
     b: Panels<'_, f32>,
     begin: Begin<'_, f32>,

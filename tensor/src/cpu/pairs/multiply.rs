@@ -3,9 +3,9 @@
 use super::layout::{self, LINE, TILE};
 use super::{STEP, WIDTH};
 use crate::cpu::block::{Begin, Left, Rows};
+use crate::cpu::isa::Arch;
 use crate::cpu::packed::Packed;
 use crate::cpu::parallel::Interleaved;
-use crate::cpu::registers::Registers;
 use crate::{Scratch, bf16};
 use std::ops::Range;
 
@@ -46,7 +46,7 @@ pub trait Engine {
 /// # Safety
 /// As of [`block`](crate::cpu::block::block), and the machine must have the engine.
 #[inline(always)]
-pub unsafe fn block<A: Registers, E: Engine, R: Rows>(
+pub unsafe fn block<A: Arch, E: Engine, R: Rows>(
     a: Left<'_, f32, R>,
     b: &Packed<bf16>,
     begin: Begin<'_, f32>,

@@ -4,8 +4,8 @@
 //! A register holds bits, which are f32s or f64s according to the element type `T`. The functions are unsafe only
 //! because they need NEON, which every aarch64 target of Rust with hardware floating point has.
 
-use super::{Registers, Vector, one_by_one};
-use crate::cpu::isa::{Fused, Plain};
+use super::{Vector, one_by_one};
+use crate::cpu::isa::{Arch, Plain, sealed::Sealed};
 use crate::cpu::math::{EXP2, MIN_EXPONENT, ROUND_BIASED, Transcendental};
 use crate::cpu::normal::Normal;
 use crate::{DType, Float};
@@ -14,13 +14,28 @@ use std::marker::PhantomData;
 
 /// Two registers whose bits are `T`s.
 #[derive(Clone, Copy)]
-pub struct Neon<T>([float32x4_t; 2], PhantomData<T>);
+pub struct Pair<T>([float32x4_t; 2], PhantomData<T>);
 
-impl Registers for Fused<false> {
-    type Vector<T: Float> = Neon<T>;
+/// With NEON, which has fused multiply-add.
+#[derive(Clone, Copy)]
+pub struct Neon;
+
+impl Sealed for Neon {}
+
+impl Arch for Neon {
+    type Vector<T: Float> = Pair<T>;
+    const MANY_REGISTERS: bool = false;
+    #[inline(always)]
+    fn run<R>(f: impl FnOnce() -> R) -> R {
+        f()
+    }
+    #[inline(always)]
+    fn mul_add<T: Float>(a: T, b: T, c: T) -> T {
+        num_traits::Float::mul_add(a, b, c)
+    }
 }
 
-impl<T: Float> Neon<T> {
+impl<T: Float> Pair<T> {
     const DOUBLE: bool = matches!(T::DTYPE, DType::F64);
 
     /// Applies `single` to each half of these registers, or `double` if they hold f64s.
@@ -42,7 +57,7 @@ impl<T: Float> Neon<T> {
     }
 }
 
-impl<T: Float> Vector<T> for Neon<T> {
+impl<T: Float> Vector<T> for Pair<T> {
     const LANES: usize = 32 / size_of::<T>();
 
     #[inline(always)]
@@ -135,11 +150,11 @@ impl<T: Float> Vector<T> for Neon<T> {
     }
     #[inline(always)]
     fn normal_distribution(self, _normal: &Normal) -> Self {
-        one_by_one(self, |x| Transcendental::normal_distribution::<Fused<false>>(x))
+        one_by_one(self, |x| Transcendental::normal_distribution::<Neon>(x))
     }
     #[inline(always)]
     fn normal_slope(self, _normal: &Normal) -> Self {
-        one_by_one(self, |x| Transcendental::normal_slope::<Fused<false>>(x))
+        one_by_one(self, |x| Transcendental::normal_slope::<Neon>(x))
     }
     #[inline(always)]
     fn interleave(self, other: Self) -> [Self; 2] {

@@ -2,8 +2,8 @@
 //!
 //! A register holds bits, which are f32s or f64s according to the element type `T`.
 
-use super::{Registers, Vector, one_by_one};
-use crate::cpu::isa::{Fused, Plain};
+use super::{Vector, one_by_one};
+use crate::cpu::isa::{Arch, Isa, Plain, sealed::Sealed};
 use crate::cpu::math::{EXP2, MIN_EXPONENT, ROUND, ROUND_BIASED, Transcendental};
 use crate::cpu::normal::{Normal, PIECES, Table};
 use crate::{DType, Float};
@@ -11,21 +11,43 @@ use std::arch::x86_64::*;
 use std::marker::PhantomData;
 
 macro_rules! register {
-    ($name:ident, $register:ty, $wide:literal, $bytes:literal, $cast:ident, $back:ident, $f32:tt, $f64:tt, $pairs:tt, $interleave:ident, $quads:ident, $spread:ident, $swap:ident, $half_plus_odd:ident, $exponent:tt) => {
+    ($arch:ident, $features:tt, $many:literal, $name:ident, $register:ty, $bytes:literal, $cast:ident, $back:ident, $f32:tt, $f64:tt, $pairs:tt, $interleave:ident, $quads:ident, $spread:ident, $swap:ident, $half_plus_odd:ident, $exponent:tt) => {
         /// A register whose bits are `T`s. That a value of this type exists proves that the machine has the instruction
         /// set.
         #[derive(Clone, Copy)]
         pub struct $name<T>($register, PhantomData<T>);
 
-        impl Registers for Fused<$wide> {
+        #[doc = concat!("With ", $features, ".")]
+        #[derive(Clone, Copy)]
+        pub struct $arch;
+
+        impl Sealed for $arch {}
+
+        impl Arch for $arch {
             type Vector<T: Float> = $name<T>;
+            const MANY_REGISTERS: bool = $many;
+            #[inline(always)]
+            fn run<R>(f: impl FnOnce() -> R) -> R {
+                #[inline(never)]
+                #[target_feature(enable = $features)]
+                fn compiled<R>(f: impl FnOnce() -> R) -> R {
+                    f()
+                }
+                assert!(Isa::detected() >= Isa::$arch);
+                // SAFETY: the machine has these features.
+                unsafe { compiled(f) }
+            }
+            #[inline(always)]
+            fn mul_add<T: Float>(a: T, b: T, c: T) -> T {
+                num_traits::Float::mul_add(a, b, c)
+            }
         }
 
         impl<T: Float> Vector<T> for $name<T> {
             const LANES: usize = $bytes / size_of::<T>();
             register!(@ $cast, $back, $f32, $f64, $pairs, $exponent);
-            register!(@ normal_distribution, distribution, $wide, $half_plus_odd);
-            register!(@ normal_slope, slope, $wide, $half_plus_odd);
+            register!(@ normal_distribution, distribution, $arch, $half_plus_odd);
+            register!(@ normal_slope, slope, $arch, $half_plus_odd);
             #[inline(always)]
             fn interleave(self, other: Self) -> [Self; 2] {
                 // SAFETY: that the registers exist vouches for the instruction set.
@@ -53,14 +75,14 @@ macro_rules! register {
             }
         }
     };
-    (@ $function:ident, $table:ident, $wide:literal, $half_plus_odd:ident) => {
+    (@ $function:ident, $table:ident, $arch:ident, $half_plus_odd:ident) => {
         #[inline(always)]
         fn $function(self, normal: &Normal) -> Self {
             // SAFETY: that the register exists vouches for the instruction set.
             if let Some(register) = unsafe { $half_plus_odd(self.0, &normal.$table, T::DTYPE) } {
                 return Self(register, PhantomData);
             }
-            one_by_one(self, |x| Transcendental::$function::<Fused<$wide>>(x))
+            one_by_one(self, |x| Transcendental::$function::<$arch>(x))
         }
     };
     (@ $cast:ident, $back:ident, [$zero:ident, $splat:ident, $load:ident, $store:ident, $fma:ident], [$splat64:ident, $fma64:ident], [$($name:ident $op:ident $op64:ident),*], [$add:ident, $sub:ident, $mul:ident, $max:ident, $bits:ident, $from_bits:ident, $shift:ident]) => {
@@ -136,9 +158,11 @@ macro_rules! register {
 }
 
 register!(
+    Avx512,
+    "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma",
+    true,
     Zmm,
     __m512,
-    true,
     64,
     _mm512_castps_pd,
     _mm512_castpd_ps,
@@ -158,9 +182,11 @@ register!(
     [_mm512_add_ps, _mm512_sub_ps, _mm512_mul_ps, _mm512_max_ps, _mm512_castps_si512, _mm512_castsi512_ps, _mm512_slli_epi32]
 );
 register!(
+    Avx2,
+    "avx2,fma",
+    false,
     Ymm,
     __m256,
-    false,
     32,
     _mm256_castps_pd,
     _mm256_castpd_ps,
