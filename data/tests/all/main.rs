@@ -2,6 +2,7 @@
 
 mod support;
 
+mod advice;
 mod augmentation;
 mod corruption;
 mod datasets;
