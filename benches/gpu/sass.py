@@ -2,7 +2,7 @@
 
     cargo test --release --no-run --test kernels
     BIFORMER_CACHE=$PWD/target/kernels CAPABILITY=9.0 cargo test --release --test kernels -- --ignored --exact the_cache_is_filled
-    python3 benches/gpu/sass.py target/kernels/bra-*.code 'attend_backward_queries_on_tensor_cores<32, true>'
+    python3 benches/gpu/sass.py target/kernels/bra-*.code 'attend_backward_queries_gathered<32, true>'
 
 A block is what runs from one label to the next; `->` names the labels that it may jump to. It needs NVIDIA's
 disassembler, of CUDA or of a virtual environment that is active (pip install nvidia-cuda-nvdisasm).

@@ -217,18 +217,17 @@ impl BatchNorm {
     /// [`ops::batch_norm`].
     pub fn forward<'t>(&self, pass: &Pass<'t>, x: &Var<'t>) -> Result<Var<'t>> {
         let (weight, bias) = (pass.parameter(self.weight), pass.parameter(self.bias));
+        let attributes = ops::BatchNorm { epsilon: Self::EPSILON, gelu: self.gelu };
         match pass.mode() {
             Mode::Train { .. } if !pass.is_frozen(self.weight) => {
-                let train = if self.gelu { ops::batch_norm_gelu_train } else { ops::batch_norm_train };
-                let (y, batch) = train(x, &weight, &bias, Self::EPSILON)?;
+                let (y, batch) = ops::batch_norm_train(x, &weight, &bias, attributes)?;
                 pass.record_statistics(self.running, batch);
                 Ok(y)
             }
             Mode::Evaluate if pass.is_folded(self.running) => Ok(x.clone()),
             _ => {
                 let running = pass.running(self.running)?;
-                let evaluate = if self.gelu { ops::batch_norm_gelu_eval } else { ops::batch_norm_eval };
-                Ok(evaluate(x, &weight, &bias, &running.mean, &running.variance, Self::EPSILON)?)
+                Ok(ops::batch_norm_eval(x, &weight, &bias, &running.mean, &running.variance, attributes)?)
             }
         }
     }

@@ -51,7 +51,7 @@ pub mod top_k;
 
 pub use add::add;
 pub use attention::attention;
-pub use batch_norm::{BatchStatistics, batch_norm_eval, batch_norm_gelu_eval, batch_norm_gelu_train, batch_norm_train};
+pub use batch_norm::{BatchNorm, BatchStatistics, batch_norm_eval, batch_norm_train};
 pub use bra::{Bra, RouteKind, Routed, Routing, bra, bra_composed, bra_weights, route};
 pub use concat::concat;
 pub use contiguous::contiguous;

@@ -117,7 +117,7 @@ fn in_ptx() {
 
 #[test]
 fn in_ptx_on_a_small_gpu_where_attention_takes_other_forms() {
-    repeated_in_ptx(&[("ONLY", "bra"), ("STANDIN_MULTIPROCESSORS", "1"), ONCE]);
+    repeated_in_ptx(&[("ONLY", "attention,bra"), ("STANDIN_MULTIPROCESSORS", "1"), ONCE]);
 }
 
 /// For those that came after 9.0, which another compiler inside NVRTC is for.

@@ -3,12 +3,15 @@
 
 use autograd::exact::{Array, Scalar};
 use autograd::{Gradients, Result, Tape, Var};
+use ops::BatchNorm;
 use ops::case::{Case, Definition, indices, separated, uniform};
 use ops::check::device::{parity, tolerance};
 use standin::Standin;
 use tensor::cuda::Gpu;
 use tensor::cuda::nvidia::compiler::version;
 use tensor::{DType, Device, Tensor, bf16};
+
+const PLAIN: BatchNorm = BatchNorm { epsilon: 1e-5, gelu: false };
 
 type Apply = for<'t> fn(&[Var<'t>]) -> Result<Var<'t>>;
 
@@ -34,7 +37,7 @@ fn long_rows_agree_with_the_cpu() {
     let scaled = |rows: usize, channels: usize| {
         vec![uniform([rows, channels], 1), uniform([channels], 2), uniform([channels], 3)]
     };
-    let train: Apply = |x| Ok(ops::batch_norm_train(&x[0], &x[1], &x[2], 1e-5)?.0);
+    let train: Apply = |x| Ok(ops::batch_norm_train(&x[0], &x[1], &x[2], PLAIN)?.0);
     let layer_norm: Apply = |x| ops::layer_norm(&x[0], &x[1], &x[2], 1e-5);
     let cases: [(&str, Vec<Tensor>, Apply); 15] = [
         ("layer_norm, four packs a lane in f64", scaled(7, 256), layer_norm),
@@ -189,7 +192,7 @@ fn statistics_agree_with_the_cpu() -> Result<()> {
         let tape = Tape::inference();
         let x = tape.constant(x.cast(dtype)?.to_device(device)?);
         let ones = tape.constant(Tensor::full([3], 1.0f64).cast(dtype)?.to_device(device)?);
-        let (_, found) = ops::batch_norm_train(&x, &ones, &ones, 1e-5)?;
+        let (_, found) = ops::batch_norm_train(&x, &ones, &ones, PLAIN)?;
         Ok([found.mean.cast(DType::F64)?.to_vec()?, found.variance.cast(DType::F64)?.to_vec()?])
     };
     let expected = statistics(&Device::Cpu, DType::F64)?;
@@ -232,7 +235,7 @@ fn deviations_whose_squares_overflow_make_nan_as_on_the_cpu() -> Result<()> {
         let nan: Vec<bool> = rows.chunks(channels).map(|row| row.iter().all(|y| y.is_nan())).collect();
         assert_eq!(nan, [true, true, false], "{channels} channels");
         assert!(rows[2 * channels..].iter().all(|y| y.is_finite()), "{channels} channels");
-        let columns = ops::batch_norm_train(&there, &ones()?, &ones()?, 1e-6)?.0.value().to_vec::<f32>()?;
+        let columns = ops::batch_norm_train(&there, &ones()?, &ones()?, PLAIN)?.0.value().to_vec::<f32>()?;
         assert!(columns.iter().all(|y| y.is_nan()), "{channels} channels");
     }
     Ok(())

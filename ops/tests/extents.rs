@@ -2,7 +2,7 @@
 //! zero, or a number repeated), and deviations that may be 0.
 
 use autograd::{Error, Tape, Var};
-use ops::{Mlp, MlpLayers};
+use ops::{BatchNorm, Mlp, MlpLayers};
 use tensor::{DType, Tensor};
 
 const MANY: usize = 1 << 40;
@@ -19,12 +19,13 @@ fn an_epsilon_that_keeps_no_variance_above_0_is_refused() {
     let error = ops::layer_norm(y, scale, scale, 1e-50).unwrap_err().to_string();
     assert!(error.contains("epsilon is 1e-50"), "which in f32 is 0: {error}");
     for epsilon in [0.0, -1e-6, f64::NAN, f64::INFINITY] {
+        let batch_norm = BatchNorm { epsilon, gelu: false };
         let layers = MlpLayers { norm: [&ones, &ones], first: (&x, None), second: (&x, None) };
         for (op, result) in [
             ("mlp", ops::mlp(&x, layers, Mlp { epsilon, residual: false }).map(drop)),
             ("layer_norm", ops::layer_norm(&x, &ones, &ones, epsilon).map(drop)),
-            ("batch_norm", ops::batch_norm_train(&x, &ones, &ones, epsilon).map(drop)),
-            ("batch_norm", ops::batch_norm_eval(&x, &ones, &ones, ones.value(), ones.value(), epsilon).map(drop)),
+            ("batch_norm", ops::batch_norm_train(&x, &ones, &ones, batch_norm).map(drop)),
+            ("batch_norm", ops::batch_norm_eval(&x, &ones, &ones, ones.value(), ones.value(), batch_norm).map(drop)),
         ] {
             let error = result.unwrap_err().to_string();
             assert!(error.starts_with(&format!("{op}: epsilon is ")), "{error}");
@@ -99,7 +100,8 @@ fn deviations_whose_squares_overflow_make_nan() {
     let rows = of(&[1e20, -1e20, 0.0, 3.0, 4.0, 5.0], [2, 3]);
     let y = numbers(&ops::layer_norm(&rows, &ones(3), &ones(3), 1e-6).unwrap());
     assert!(y[..3].iter().all(|y| y.is_nan()) && y[3..].iter().all(|y| y.is_finite()), "{y:?}");
+    let batch_norm = BatchNorm { epsilon: 1e-6, gelu: false };
     let columns = of(&[1e20, 3.0, -1e20, 4.0, 0.0, 5.0], [3, 2]);
-    let y = numbers(&ops::batch_norm_train(&columns, &ones(2), &ones(2), 1e-6).unwrap().0);
+    let y = numbers(&ops::batch_norm_train(&columns, &ones(2), &ones(2), batch_norm).unwrap().0);
     assert!(y.iter().step_by(2).all(|y| y.is_nan()) && y.iter().skip(1).step_by(2).all(|y| y.is_finite()), "{y:?}");
 }

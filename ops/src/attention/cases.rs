@@ -34,6 +34,7 @@ pub fn cases() -> Vec<Case> {
         case("primes", 1, [3, 5], 3, 7),
         case("more queries than a block", 1, [9, 9], 1, 2),
         case("one token", 2, [1, 1], 2, 3),
+        case("a small map for tensor cores", 1, [4, 4], 1, 32),
         case("a head for tensor cores", 1, [3, 5], 2, 32),
         case("more keys than a tile", 1, [8, 9], 1, 64),
         case("no images", 0, [2, 2], 1, 2),

@@ -1,29 +1,25 @@
 //! Inputs on which [`batch_norm_train`](super::batch_norm_train) and
-//! [`batch_norm_eval`](super::batch_norm_eval) are checked, and their forms with GELU.
+//! [`batch_norm_eval`](super::batch_norm_eval) are checked, without GELU and with it.
 
+use super::BatchNorm;
 use crate::case::{Case, Definition, Draw, array, from_fn, uniform};
 use autograd::exact::{Array, Scalar};
 use autograd::{Result, Var};
 use tensor::Tensor;
 
-/// The reference of GELU if it follows.
-fn activated<S: Scalar>(y: Array<S>, gelu: bool) -> Array<S> {
-    if gelu { crate::gelu::reference::gelu(&y) } else { y }
+fn reference<S: Scalar>(x: &[Array<S>], statistics: [Vec<S>; 2], attributes: BatchNorm) -> Array<S> {
+    let y = super::reference::batch_norm(&x[0], &x[1], &x[2], statistics, attributes.epsilon);
+    if attributes.gelu { crate::gelu::reference::gelu(&y) } else { y }
 }
 
-struct Train {
-    epsilon: f64,
-    gelu: bool,
-}
+struct Train(BatchNorm);
 
 impl Definition for Train {
     fn apply<'t>(&self, x: &[Var<'t>]) -> Result<Var<'t>> {
-        let train = if self.gelu { super::batch_norm_gelu_train } else { super::batch_norm_train };
-        train(&x[0], &x[1], &x[2], self.epsilon).map(|(y, _)| y)
+        super::batch_norm_train(&x[0], &x[1], &x[2], self.0).map(|(y, _)| y)
     }
     fn reference<S: Scalar>(&self, x: &[Array<S>]) -> Array<S> {
-        let statistics = super::reference::statistics(&x[0]);
-        activated(super::reference::batch_norm(&x[0], &x[1], &x[2], statistics, self.epsilon), self.gelu)
+        reference(x, super::reference::statistics(&x[0]), self.0)
     }
     fn is_parameter(&self, input: usize) -> bool {
         input > 0
@@ -33,21 +29,18 @@ impl Definition for Train {
 struct Eval {
     mean: Tensor,
     variance: Tensor,
-    epsilon: f64,
-    gelu: bool,
+    attributes: BatchNorm,
 }
 
 impl Definition for Eval {
     fn apply<'t>(&self, x: &[Var<'t>]) -> Result<Var<'t>> {
         let like_x = |statistic: &Tensor| statistic.cast(x[0].dtype().of_sums())?.to_device(&x[0].value().device());
         let (mean, variance) = (like_x(&self.mean)?, like_x(&self.variance)?);
-        let evaluate = if self.gelu { super::batch_norm_gelu_eval } else { super::batch_norm_eval };
-        evaluate(&x[0], &x[1], &x[2], &mean, &variance, self.epsilon)
+        super::batch_norm_eval(&x[0], &x[1], &x[2], &mean, &variance, self.attributes)
     }
     fn reference<S: Scalar>(&self, x: &[Array<S>]) -> Array<S> {
         let constants = |tensor| array(tensor).data.into_iter().map(S::of).collect();
-        let statistics = [constants(&self.mean), constants(&self.variance)];
-        activated(super::reference::batch_norm(&x[0], &x[1], &x[2], statistics, self.epsilon), self.gelu)
+        reference(x, [constants(&self.mean), constants(&self.variance)], self.attributes)
     }
     fn is_parameter(&self, input: usize) -> bool {
         input > 0
@@ -61,13 +54,13 @@ fn operands(shape: &[usize]) -> Vec<Tensor> {
 
 fn train(name: &str, shape: &[usize], epsilon: f64, gelu: bool) -> Case {
     let mode = if gelu { "training with GELU" } else { "training" };
-    Case::new(format!("{mode}: {name}"), operands(shape), Train { epsilon, gelu })
+    Case::new(format!("{mode}: {name}"), operands(shape), Train(BatchNorm { epsilon, gelu }))
 }
 
 fn eval(name: &str, shape: &[usize], epsilon: f64, gelu: bool) -> Case {
     let channels = shape[shape.len() - 1];
     let variance = from_fn([channels], |i| 0.5 + 0.3 * (i as f64).sin());
-    let definition = Eval { mean: uniform([channels], 4), variance, epsilon, gelu };
+    let definition = Eval { mean: uniform([channels], 4), variance, attributes: BatchNorm { epsilon, gelu } };
     let mode = if gelu { "evaluation with GELU" } else { "evaluation" };
     Case::new(format!("{mode}: {name}"), operands(shape), definition)
 }

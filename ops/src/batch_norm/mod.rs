@@ -52,28 +52,24 @@ pub struct BatchStatistics {
     pub variance: Tensor,
 }
 
+/// How values are normalised.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct BatchNorm {
+    /// ε, above 0.
+    pub epsilon: f64,
+    /// Whether GELU is applied to the result.
+    pub gelu: bool,
+}
+
 /// Normalises the channels of x (..., C) by their own mean and variance, then scales by `weight` (C) and
-/// shifts by `bias` (C). Also gives the statistics, for running averages. `epsilon` is above 0.
+/// shifts by `bias` (C). Also gives the statistics, for running averages.
 pub fn batch_norm_train<'t>(
     x: &Var<'t>,
     weight: &Var<'t>,
     bias: &Var<'t>,
-    epsilon: f64,
+    attributes: BatchNorm,
 ) -> Result<(Var<'t>, BatchStatistics)> {
-    train([x, weight, bias], epsilon, false)
-}
-
-/// The same, and GELU of the result.
-pub fn batch_norm_gelu_train<'t>(
-    x: &Var<'t>,
-    weight: &Var<'t>,
-    bias: &Var<'t>,
-    epsilon: f64,
-) -> Result<(Var<'t>, BatchStatistics)> {
-    train([x, weight, bias], epsilon, true)
-}
-
-fn train<'t>([x, weight, bias]: [&Var<'t>; 3], epsilon: f64, gelu: bool) -> Result<(Var<'t>, BatchStatistics)> {
+    let BatchNorm { epsilon, gelu } = attributes;
     let channels = channels(x, [weight.value(), bias.value()])?;
     ensure_epsilon("batch_norm", epsilon, x.dtype())?;
     let rows = x.shape()[..x.shape().len() - 1].iter().product::<usize>();
@@ -101,36 +97,16 @@ fn train<'t>([x, weight, bias]: [&Var<'t>; 3], epsilon: f64, gelu: bool) -> Resu
 }
 
 /// Normalises the channels of x (..., C) by a given `mean` (C) and `variance` (C), then scales by `weight` (C)
-/// and shifts by `bias` (C). `epsilon` is above 0.
+/// and shifts by `bias` (C).
 pub fn batch_norm_eval<'t>(
     x: &Var<'t>,
     weight: &Var<'t>,
     bias: &Var<'t>,
     mean: &Tensor,
     variance: &Tensor,
-    epsilon: f64,
+    attributes: BatchNorm,
 ) -> Result<Var<'t>> {
-    evaluate([x, weight, bias], [mean, variance], epsilon, false)
-}
-
-/// The same, and GELU of the result.
-pub fn batch_norm_gelu_eval<'t>(
-    x: &Var<'t>,
-    weight: &Var<'t>,
-    bias: &Var<'t>,
-    mean: &Tensor,
-    variance: &Tensor,
-    epsilon: f64,
-) -> Result<Var<'t>> {
-    evaluate([x, weight, bias], [mean, variance], epsilon, true)
-}
-
-fn evaluate<'t>(
-    [x, weight, bias]: [&Var<'t>; 3],
-    [mean, variance]: [&Tensor; 2],
-    epsilon: f64,
-    gelu: bool,
-) -> Result<Var<'t>> {
+    let BatchNorm { epsilon, gelu } = attributes;
     let channels = channels(x, [weight.value(), bias.value(), mean, variance])?;
     ensure_epsilon("batch_norm", epsilon, x.dtype())?;
     let device = x.value().device();
@@ -166,11 +142,11 @@ fn normalise<'t>(
     gelu: bool,
 ) -> Result<Var<'t>> {
     let [x_value, weight_value, bias_value] = [x, weight, bias].map(|operand| operand.value().clone());
-    let rule = BatchNorm { x: x_value, weight: weight_value, bias: bias_value, mean, rstd, mode, gelu };
+    let rule = BatchNormRule { x: x_value, weight: weight_value, bias: bias_value, mean, rstd, mode, gelu };
     x.tape().record("batch_norm", &[x, weight, bias], rule.value()?, || rule)
 }
 
-struct BatchNorm {
+struct BatchNormRule {
     x: Tensor,
     weight: Tensor,
     bias: Tensor,
@@ -180,7 +156,7 @@ struct BatchNorm {
     gelu: bool,
 }
 
-impl BatchNorm {
+impl BatchNormRule {
     fn value(&self) -> Result<Tensor> {
         let Self { x, weight, bias, mean, rstd, gelu, .. } = self;
         let mut y = Tensor::empty_on(&x.device(), x.shape().clone(), x.dtype())?;
@@ -198,7 +174,7 @@ impl BatchNorm {
     }
 }
 
-impl Rule for BatchNorm {
+impl Rule for BatchNormRule {
     rule_fields!("batch_norm", x, weight, bias, mean, rstd);
 
     /// Only where [`gelu`](crate::gelu()) would be recomputed.

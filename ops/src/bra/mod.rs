@@ -98,46 +98,62 @@ pub struct Routed<'t> {
 /// `lepe` gives its weight (C, 1, K, K), with K = 3, 5 or 7, and bias (C).
 pub fn bra<'t>(qkv: &Var<'t>, lepe: Option<[&Var<'t>; 2]>, attributes: &Bra) -> Result<Routed<'t>> {
     let g = attributes.geometry(qkv.value())?;
-    let map = g.shape(g.v_dim);
-    let context = lepe.map(|[weight, bias]| dwconv::geometry("bra", map, weight.value(), Some(bias.value())));
-    let context = context.transpose()?;
     let routes = route(qkv.value(), attributes)?.routes;
+    let routing = (g.images * g.regions.count().pow(2) * g.qk_dim) as u64;
+    let out = attend("bra", g, qkv, lepe, &routes, attributes.scale, routing)?;
+    Ok(Routed { out, routes })
+}
+
+/// The same for routes (N, P, k) that are already chosen, which took `routing` multiply-adds.
+pub(crate) fn attend<'t>(
+    op: &'static str,
+    g: Geometry,
+    qkv: &Var<'t>,
+    lepe: Option<[&Var<'t>; 2]>,
+    routes: &Tensor,
+    scale: f64,
+    routing: u64,
+) -> Result<Var<'t>> {
+    let map = g.shape(g.v_dim);
+    let context = lepe.map(|[weight, bias]| dwconv::geometry(op, map, weight.value(), Some(bias.value())));
+    let context = context.transpose()?;
     let device = qkv.value().device();
     let mut out = Tensor::empty_on(&device, map, qkv.dtype())?;
     let mut lse = Tensor::empty_on(&device, [g.images, g.heads, g.tokens()], qkv.dtype().of_sums())?;
     let inputs: Vec<&Var<'t>> = [qkv].into_iter().chain(lepe.into_iter().flatten()).collect();
     let mut attended = None;
     match device {
-        Device::Cpu => match_float!(qkv.dtype(), "bra", T => {
-            let qkv = qkv.value().as_slice::<T>("bra")?;
-            let out = out.as_mut_slice::<T>("bra")?;
-            cpu::forward(g, qkv, routes.as_slice("bra")?, attributes.scale as T, out, lse.as_mut_slice("bra")?);
+        Device::Cpu => match_float!(qkv.dtype(), op, T => {
+            let qkv = qkv.value().as_slice::<T>(op)?;
+            let out = out.as_mut_slice::<T>(op)?;
+            cpu::forward(g, qkv, routes.as_slice(op)?, scale as T, out, lse.as_mut_slice(op)?);
             if let (Some(context), Some([weight, bias])) = (context, lepe) {
-                let bias = bias.value().as_slice("bra")?;
+                let bias = bias.value().as_slice(op)?;
                 let out = MapMut { out: Out { data: out, accumulate: true }, stride: g.v_dim };
-                let kernel = Kernel { weight: weight.value().as_slice("bra")?, residual: false };
+                let kernel = Kernel { weight: weight.value().as_slice(op)?, residual: false };
                 dwconv::cpu::forward(context, values(g, qkv), kernel, Some(bias), out);
             }
         }),
         Device::Cuda(_) => {
             let wanted = inputs.iter().any(|input| input.node().is_some());
-            attended = cuda::forward(g, [qkv.value(), &routes], attributes.scale, [&mut out, &mut lse], wanted)?;
+            attended = cuda::forward(g, [qkv.value(), routes], scale, [&mut out, &mut lse], wanted)?;
             if let (Some(context), Some([weight, bias])) = (context, lepe) {
                 cuda::add_context(g, context, qkv.value(), [weight.value(), bias.value()], &mut out)?;
             }
         }
     }
     let rule = || BraRule {
+        op,
         qkv: qkv.value().clone(),
         routes: routes.clone(),
         lse,
         attended,
         lepe: lepe.as_ref().map(|[weight, _]| weight.value().clone()),
         geometry: g,
-        scale: attributes.scale,
+        scale,
+        routing,
     };
-    let out = qkv.tape().record("bra", &inputs, out, rule)?;
-    Ok(Routed { out, routes })
+    qkv.tape().record(op, &inputs, out, rule)
 }
 
 /// A view of the values within qkv.
@@ -146,6 +162,7 @@ fn values<T>(g: Geometry, qkv: &[T]) -> Map<'_, T> {
 }
 
 struct BraRule {
+    op: &'static str,
     qkv: Tensor,
     routes: Tensor,
     lse: Tensor,
@@ -155,11 +172,13 @@ struct BraRule {
     lepe: Option<Tensor>,
     geometry: Geometry,
     scale: f64,
+    /// The multiply-adds that choosing the routes took.
+    routing: u64,
 }
 
 impl Rule for BraRule {
     fn name(&self) -> &'static str {
-        "bra"
+        self.op
     }
 
     fn saved(&self) -> Vec<(&'static str, &Tensor)> {
@@ -175,7 +194,7 @@ impl Rule for BraRule {
     }
 
     fn backward(self: Box<Self>, dout: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
-        let BraRule { qkv, routes, lse, attended, lepe, geometry: g, scale } = *self;
+        let BraRule { op, qkv, routes, lse, attended, lepe, geometry: g, scale, .. } = *self;
         let (mut dqkv, mut dweight, mut dbias) = (grads.open(0)?, grads.open(1)?, grads.open(2)?);
         match dout.device() {
             Device::Cuda(_) => {
@@ -185,7 +204,7 @@ impl Rule for BraRule {
                     cuda::backward(g, &given, &out)?;
                 }
                 if let Some(weight) = &lepe {
-                    let context = dwconv::geometry("bra", g.shape(g.v_dim), weight, None)?;
+                    let context = dwconv::geometry(op, g.shape(g.v_dim), weight, None)?;
                     Slot::write_aside([&mut dweight, &mut dbias], &[&qkv, &dout], |outs| {
                         Ok(cuda::backward_context_weight(g, context, &given, outs)?)
                     })?;
@@ -194,19 +213,19 @@ impl Rule for BraRule {
                     }
                 }
             }
-            Device::Cpu => match_float!(dout.dtype(), "bra", T => {
-                let (qkv, dout) = (qkv.as_slice::<T>("bra")?, dout.as_slice::<T>("bra")?);
+            Device::Cpu => match_float!(dout.dtype(), op, T => {
+                let (qkv, dout) = (qkv.as_slice::<T>(op)?, dout.as_slice::<T>(op)?);
                 if let Some(out) = dqkv.out()? {
-                    cpu::backward(g, qkv, routes.as_slice("bra")?, scale as T, lse.as_slice("bra")?, dout, out);
+                    cpu::backward(g, qkv, routes.as_slice(op)?, scale as T, lse.as_slice(op)?, dout, out);
                 }
                 if let Some(weight) = &lepe {
-                    let context = dwconv::geometry("bra", g.shape(g.v_dim), weight, None)?;
+                    let context = dwconv::geometry(op, g.shape(g.v_dim), weight, None)?;
                     let upstream = Map { data: dout, stride: g.v_dim };
                     if let Some(out) = dqkv.out::<T>()? {
                         // The attention has written the values' gradient; the convolution adds to it.
                         let start = (2 * g.qk_dim).min(out.data.len());
                         let out = Out { data: &mut out.data[start..], accumulate: true };
-                        let kernel = Kernel { weight: weight.as_slice("bra")?, residual: false };
+                        let kernel = Kernel { weight: weight.as_slice(op)?, residual: false };
                         dwconv::cpu::backward_input(context, upstream, kernel, MapMut { out, stride: g.row() });
                     }
                     dwconv::cpu::backward_weight(context, upstream, values(g, qkv), dweight.out()?, dbias.out()?);
@@ -220,9 +239,8 @@ impl Rule for BraRule {
     /// Counts routing, attention and local context.
     fn multiply_adds(&self, out: &Shape) -> MultiplyAdds {
         let g = self.geometry;
-        let routing = (g.images * g.regions.count().pow(2) * g.qk_dim) as u64;
         let taps = self.lepe.as_ref().map_or(0, |weight| weight.shape()[1..].iter().product());
         let (attention, context) = (g.multiply_adds(), (out.count() * taps) as u64);
-        MultiplyAdds { value: routing + attention + context, gradients: [2 * attention + context, context] }
+        MultiplyAdds { value: self.routing + attention + context, gradients: [2 * attention + context, context] }
     }
 }

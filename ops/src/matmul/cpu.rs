@@ -1,9 +1,9 @@
 //! CPU kernels of [`matmul`](super::matmul): the library's matrix product, pair by pair.
 
 use rayon::prelude::*;
-use tensor::cpu::gemm::{Mat, gemm, gemm_by_rows};
+use tensor::cpu::gemm::{Mat, gemm};
 use tensor::cpu::parallel::{Out, items_per_task};
-use tensor::{Float, Result, Scratch, Tensor};
+use tensor::{Float, Result, Tensor};
 
 /// The matrices in the last two axes of a tensor, wherever its strides put them.
 #[derive(Clone, Copy)]
@@ -34,56 +34,15 @@ impl<'a, T: Float> Matrices<'a, T> {
         Self { extents: swap(self.extents), strides: swap(self.strides), ..self }
     }
 
-    /// How many there are.
-    fn count(self) -> usize {
-        self.leading.0.iter().product()
-    }
-
-    /// One of them, counted in row-major order. The same one each time if there are no leading axes.
-    fn at(self, index: usize) -> Mat<'a, T> {
-        Mat::strided(self.from(index), self.extents, self.strides)
-    }
-
-    /// The memory from its first element on.
-    fn from(self, mut index: usize) -> &'a [T] {
+    /// One of them, counted in row-major order.
+    fn at(self, mut index: usize) -> Mat<'a, T> {
         let mut start = 0;
         for (&extent, &stride) in self.leading.0.iter().zip(self.leading.1).rev() {
             start += index % extent * stride;
             index /= extent;
         }
         // Empty matrices may lie past the end.
-        self.data.get(start..).unwrap_or(&[])
-    }
-
-    /// All of them stacked vertically as one matrix, if all their rows are equally spaced.
-    fn stacked(self) -> Option<Mat<'a, T>> {
-        let mut rows = self.extents.0;
-        for (&extent, &stride) in self.leading.0.iter().zip(self.leading.1).rev() {
-            if extent > 1 && stride != rows * self.strides.0 {
-                return None;
-            }
-            rows *= extent;
-        }
-        Some(Mat::strided(self.data, (rows, self.extents.1), self.strides))
-    }
-
-    /// The same, from a copy if they are not.
-    fn stacked_or_copied<'r>(self, room: &'r mut Option<Scratch<T>>) -> Mat<'r, T>
-    where
-        'a: 'r,
-    {
-        if let Some(stacked) = self.stacked() {
-            return stacked;
-        }
-        let ((rows, cols), (down, across)) = (self.extents, self.strides);
-        let copy: &mut [T] = room.insert(Scratch::new(self.count() * rows * cols));
-        copy.par_chunks_mut((rows * cols).max(1)).enumerate().for_each(|(i, copy)| {
-            let from = self.from(i);
-            for (row, copy) in copy.chunks_exact_mut(cols).enumerate() {
-                copy.iter_mut().enumerate().for_each(|(col, copy)| *copy = from[row * down + col * across]);
-            }
-        });
-        Mat::new(copy, self.count() * rows, cols)
+        Mat::strided(self.data.get(start..).unwrap_or(&[]), self.extents, self.strides)
     }
 }
 
@@ -101,16 +60,12 @@ pub fn backward<T: Float>(
         products(dy, b.t(), da);
     }
     if let Some(db) = db {
-        if b.leading.0.is_empty() { sum_of_products(a.t(), dy, db) } else { products(a.t(), dy, db) }
+        products(a.t(), dy, db);
     }
 }
 
-/// out[i] = a[i]·b[i], or a[i]·b when b is a single matrix.
+/// out[i] = a[i]·b[i].
 fn products<T: Float>(a: Matrices<'_, T>, b: Matrices<'_, T>, out: Out<'_, T>) {
-    let shared = b.leading.0.is_empty();
-    if let (true, Some(a)) = (shared, a.stacked()) {
-        return gemm_by_rows(a, b.at(0), out);
-    }
     let ((rows, inner), cols) = (a.extents, b.extents.1);
     let size = rows * cols;
     if size == 0 {
@@ -122,17 +77,7 @@ fn products<T: Float>(a: Matrices<'_, T>, b: Matrices<'_, T>, out: Out<'_, T>) {
         for (i, data) in products.chunks_exact_mut(size).enumerate() {
             let i = task * per_task + i;
             // A product stays on this thread unless it is large, as a few large ones would not keep all threads busy.
-            // With a shared b, each row has the same bits as if all rows were computed as one product.
-            let (multiply, out) = (if shared { gemm_by_rows } else { gemm }, Out { data, accumulate });
-            multiply(a.at(i), b.at(i), out);
+            gemm(a.at(i), b.at(i), Out { data, accumulate });
         }
     });
-}
-
-/// out = Σᵢ a[i]·b[i].
-fn sum_of_products<T: Float>(a: Matrices<'_, T>, b: Matrices<'_, T>, out: Out<'_, T>) {
-    // Side by side, the a[i] form one long product with the stacked b[i]. Separate products would be summed in another
-    // order, so that a view would give other bits than its copy.
-    let [mut room_of_a, mut room_of_b] = [None, None];
-    gemm(a.t().stacked_or_copied(&mut room_of_a).t(), b.stacked_or_copied(&mut room_of_b), out);
 }

@@ -5,25 +5,13 @@ use tensor::{Result, Tensor};
 
 /// y = a·b.
 pub fn forward(a: &Tensor, b: &Tensor, y: &mut Tensor) -> Result<()> {
-    products(&paired(a, b)?, b, y.as_out("matmul", false)?)
+    products(a, b, y.as_out("matmul", false)?)
 }
 
 /// da = dy·bᵀ and db = aᵀ·dy.
 pub fn backward(dy: &Tensor, a: &Tensor, b: &Tensor, [da, db]: [Option<Out<'_>>; 2]) -> Result<()> {
-    let dy = paired(dy, b)?;
-    da.map_or(Ok(()), |da| products(&dy, &transposed(b)?, da))?;
-    db.map_or(Ok(()), |db| products(&transposed(&paired(a, b)?)?, &dy, db))
-}
-
-/// A tensor's matrices, one for each of b's; stacked vertically if they share a single b. So the gradient of a shared
-/// b, a sum over all of them, is one long product.
-fn paired(tensor: &Tensor, b: &Tensor) -> Result<Tensor> {
-    match &tensor.shape()[..] {
-        [rows @ .., columns] if tensor.rank() > b.rank() => {
-            tensor.contiguous()?.reshape([rows.iter().product(), *columns])
-        }
-        _ => Ok(tensor.clone()),
-    }
+    da.map_or(Ok(()), |da| products(dy, &transposed(b)?, da))?;
+    db.map_or(Ok(()), |db| products(&transposed(a)?, dy, db))
 }
 
 /// The transposes of the matrices in the last two axes of a tensor, which share its elements.

@@ -1,16 +1,15 @@
 //! Matrix products, batched over any leading axes.
 //!
-//! **Forward.** y = a·b, with a (..., M, K), b (..., K, N) under the same leading axes, y (..., M, N). A
-//! plain b (K, N) multiplies each matrix of a.
+//! **Forward.** y = a·b, with a (..., M, K), b (..., K, N) under the same leading axes, y (..., M, N). One matrix
+//! for all of a is for [`linear`](mod@crate::linear).
 //!
-//! **Backward.** y\[m, n\] = Σₖ a\[m, k\] b\[k, n\], hence da = dy·bᵀ and db = aᵀ·dy for each pair; a b that all share
-//! accumulates db over all of them, in order. Saved: a and b, the factors of the two products.
+//! **Backward.** y\[m, n\] = Σₖ a\[m, k\] b\[k, n\], hence da = dy·bᵀ and db = aᵀ·dy for each pair. Saved: a and b, the
+//! factors of the two products.
 //!
 //! Operands may be views with any strides, so a transposed or permuted operand (`permute`) costs nothing; both of the
 //! same type: f32 or f64, and on a GPU also bf16. On a GPU a view costs a copy unless its matrices, or their
 //! transposes, are contiguous. Errors: [`tensor::Error::Shape`] when the extents do not fit, [`tensor::Error::DType`],
-//! [`tensor::Error::Argument`] if the size of y overflows. Source: `torch.matmul`, of which only the broadcasting of b
-//! is kept.
+//! [`tensor::Error::Argument`] if the size of y overflows. Source: `torch.matmul`, without its broadcasting.
 
 pub mod cases;
 mod cpu;
@@ -25,19 +24,17 @@ use tensor::{Device, Error, Shape, Tensor, match_float};
 pub(crate) const MODULE: Option<&Module> = None;
 pub(crate) const SUMMARY: &str = "a·b, batched over leading axes";
 
-/// a (..., M, K) times b (..., K, N) or (K, N): (..., M, N).
+/// a (..., M, K) times b (..., K, N): (..., M, N).
 pub fn matmul<'t>(a: &Var<'t>, b: &Var<'t>) -> Result<Var<'t>> {
     let [leading @ .., _, inner] = &a.shape()[..] else {
         return Err(Error::shape("matmul", "a (..., M, K)", a.shape()).into());
     };
     let cols = match &b.shape()[..] {
-        [b_leading @ .., rows, cols] if rows == inner && (b_leading.is_empty() || b_leading == leading) => *cols,
+        [b_leading @ .., rows, cols] if rows == inner && b_leading == leading => *cols,
         _ => {
-            let expected = format!(
-                "b (..., {inner}, N) under the leading axes {}, or b ({inner}, N), as a is {}",
-                Shape::from(leading),
-                a.shape()
-            );
+            let axes = Shape::from(leading);
+            let expected =
+                format!("b (..., {inner}, N) under the leading axes {axes} of a; `linear` takes one b for all");
             return Err(Error::shape("matmul", expected, b.shape()).into());
         }
     };

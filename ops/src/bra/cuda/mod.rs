@@ -4,17 +4,20 @@
 //! |---|---|
 //! | `routing.cuh` | region means, the choice of regions, the inverted list |
 //! | `attention.cuh` | attention, forward and backward, for any type and head |
-//! | `tensor_cores.cuh`, `tiles.cuh`, `own_rows.cuh` | attention in bf16 on tensor cores |
+//! | `gathered.rs`, `gathered.cuh`, `gathered_tiles.cuh` | attention in bf16 on tensor cores, for any map |
 //! | `masked.rs`, `masked.cuh` | the same for maps so small that all keys are multiplied, and weights masked |
 //! | `single.rs`, `single.cuh` | the same where each query attends to one region |
+//! | `own_rows.cuh` | what these three are built from |
 //! | `geometry.cuh` | where tokens, heads and regions lie |
 
+mod gathered;
 mod masked;
 mod single;
 
 use super::geometry::Geometry;
 use crate::dwconv::cuda::{self as dwconv, Kernel, Map, MapMut};
 use crate::dwconv::geometry::Geometry as Context;
+use gathered::Gathered;
 use masked::Masked;
 use single::Single;
 use tensor::cuda::{Gpu, Launch, Module, Out};
@@ -27,9 +30,9 @@ pub static KERNELS: Module = Module {
         ("geometry.cuh", include_str!("geometry.cuh")),
         ("routing.cuh", include_str!("routing.cuh")),
         ("attention.cuh", include_str!("attention.cuh")),
-        ("tiles.cuh", include_str!("tiles.cuh")),
         ("own_rows.cuh", include_str!("own_rows.cuh")),
-        ("tensor_cores.cuh", include_str!("tensor_cores.cuh")),
+        ("gathered_tiles.cuh", include_str!("gathered_tiles.cuh")),
+        ("gathered.cuh", include_str!("gathered.cuh")),
         ("masked.cuh", include_str!("masked.cuh")),
         ("single.cuh", include_str!("single.cuh")),
     ],
@@ -41,9 +44,9 @@ pub static KERNELS: Module = Module {
         "attend<T>",
         "attend_backward_queries<T>",
         "attend_backward_keys<T>",
-        "attend_on_tensor_cores<24|32|64|96, false|true>",
-        "attend_backward_queries_on_tensor_cores<24|32|64|96, false|true>",
-        "attend_backward_keys_on_tensor_cores<24|32|64|96, false|true>",
+        "attend_gathered<24|32|64|96, false|true>",
+        "attend_backward_queries_gathered<24|32|64|96, false|true>",
+        "attend_backward_keys_gathered<24|32|64|96, false|true>",
         "attend_masked<24|32>",
         "attend_backward_masked<24|32>",
         "attend_single<24|32|64|96>",
@@ -54,6 +57,8 @@ pub static KERNELS: Module = Module {
 /// Tokens of a tile, as in `attention.cuh`.
 const QUERIES: usize = 16;
 const KEYS: usize = 32;
+/// The same on tensor cores, as in `own_rows.cuh`.
+const TILE: usize = 64;
 /// Regions per warp when choosing, the maximum number of warps per block, and the bytes of the statically declared
 /// tiles, as in `routing.cuh`.
 const OWN: usize = 4;
@@ -145,26 +150,25 @@ pub fn forward(
 ) -> Result<Option<Tensor>> {
     let gpu = qkv.gpu("bra")?;
     let maps = [qkv.address("bra", gpu)?, out.address("bra", gpu)?];
-    if let Some(form) = Form::of(gpu, g, qkv.dtype(), scale, &maps) {
-        if let Some(masked) = Masked::of(gpu, g, form.dim) {
+    match Form::of(gpu, g, qkv.dtype(), scale, &maps) {
+        Some(Form::Masked(masked)) => {
             let like_out = || Tensor::empty_on(&out.device(), out.shape().clone(), out.dtype());
             let mut attended = wanted.then(like_out).transpose()?;
             masked.forward(g, [qkv, routes], scale, [out, lse], attended.as_mut())?;
             return Ok(attended);
         }
-        match Single::of(g, form.dim) {
-            Some(single) => single.forward(g, [qkv, routes], scale, [out, lse])?,
-            None => form.forward(g, [qkv, routes], scale, [out, lse])?,
+        Some(Form::Single(single)) => single.forward(g, [qkv, routes], scale, [out, lse])?,
+        Some(Form::Gathered(gathered)) => gathered.forward(g, [qkv, routes], scale, [out, lse])?,
+        None => {
+            let [d, dv] = g.head_dims();
+            let elements = QUERIES * d + KEYS * (d + 1) + KEYS * dv + QUERIES * KEYS + QUERIES * dv + 3 * QUERIES;
+            let launch = KERNELS.launch_on(qkv, "attend<T>")?.threads(128).grid(tiles(g, QUERIES));
+            let launch = launch.shared(elements * qkv.dtype().of_sums().size()).input(qkv)?.input(routes)?;
+            let launch = launch.number(scale, qkv.dtype()).output(out)?.output(lse)?;
+            // SAFETY: the tensors are those of this geometry, and routes are regions of the map.
+            unsafe { with_geometry(launch, g)?.run()? };
         }
-        return Ok(None);
     }
-    let [d, dv] = g.head_dims();
-    let elements = QUERIES * d + KEYS * (d + 1) + KEYS * dv + QUERIES * KEYS + QUERIES * dv + 3 * QUERIES;
-    let launch = KERNELS.launch_on(qkv, "attend<T>")?.threads(128).grid(tiles(g, QUERIES));
-    let launch = launch.shared(elements * qkv.dtype().of_sums().size()).input(qkv)?.input(routes)?;
-    let launch = launch.number(scale, qkv.dtype()).output(out)?.output(lse)?;
-    // SAFETY: the tensors are those of this geometry, and routes are regions of the map.
-    unsafe { with_geometry(launch, g)?.run()? };
     Ok(None)
 }
 
@@ -190,24 +194,16 @@ pub fn backward(g: Geometry, given: &Given<'_>, dqkv: &Out<'_>) -> Result<()> {
     let (dtype, gpu) = (given.qkv.dtype(), given.qkv.gpu("bra")?);
     dqkv.ensure_dtype("bra", dtype)?;
     let maps = [given.qkv.address("bra", gpu)?, given.dout.address("bra", gpu)?, dqkv.address()];
-    let form = Form::of(gpu, g, dtype, given.scale, &maps);
-    let masked = form.and_then(|form| Masked::of(gpu, g, form.dim));
-    if let (Some(masked), Some(attended)) = (masked, given.attended) {
-        return masked.backward(g, given, attended, dqkv);
-    }
-    let (starts, entries) = invert(g, given.routes)?;
-    if let Some(single) = form.and_then(|form| Single::of(g, form.dim)) {
-        return single.backward(g, given, [&starts, &entries], dqkv);
-    }
-    let mut delta = Tensor::empty_on(&given.qkv.device(), given.lse.shape().clone(), given.lse.dtype())?;
-    match form {
-        Some(form) => {
-            form.backward_queries(g, given, dqkv, &mut delta)?;
-            form.backward_keys(g, given, [&starts, &entries, &delta], dqkv)
-        }
-        None => {
+    match (Form::of(gpu, g, dtype, given.scale, &maps), given.attended) {
+        (Some(Form::Masked(masked)), Some(attended)) => masked.backward(g, given, attended, dqkv),
+        (Some(Form::Single(single)), _) => single.backward(g, given, dqkv),
+        (Some(Form::Gathered(gathered)), _) => gathered.backward(g, given, dqkv),
+        // Nothing is kept for the masked form if the forward pass took another one.
+        (Some(Form::Masked(_)) | None, _) => {
+            let lists = invert(g, given.routes)?;
+            let mut delta = Tensor::empty_on(&given.qkv.device(), given.lse.shape().clone(), given.lse.dtype())?;
             backward_queries(g, given, dqkv, &mut delta)?;
-            backward_keys(g, given, [&starts, &entries, &delta], dqkv)
+            backward_keys(g, given, [&lists[0], &lists[1], &delta], dqkv)
         }
     }
 }
@@ -277,7 +273,7 @@ pub fn backward_context_weight(
 }
 
 /// For each region the regions routed to it: starts (N, P + 1) and entries (N, P·k).
-fn invert(g: Geometry, routes: &Tensor) -> Result<(Tensor, Tensor)> {
+fn invert(g: Geometry, routes: &Tensor) -> Result<[Tensor; 2]> {
     let device = routes.device();
     let mut starts = Tensor::empty_on(&device, [g.images, g.regions.count() + 1], DType::Index)?;
     let mut entries = Tensor::empty_on(&device, [g.images, g.regions.count() * g.topk], DType::Index)?;
@@ -286,82 +282,29 @@ fn invert(g: Geometry, routes: &Tensor) -> Result<(Tensor, Tensor)> {
     let launch = launch.output(&mut starts)?.output(&mut entries)?;
     // SAFETY: each image has a list of P starts and an end, and P·k entries.
     unsafe { launch.extents([g.regions.count(), g.topk])?.int(magic(g.topk)).run()? };
-    Ok((starts, entries))
+    Ok([starts, entries])
 }
 
-/// Which variant of the kernels in `tensor_cores.cuh` an attention uses.
+/// How attention is computed on tensor cores.
 #[derive(Clone, Copy, Debug)]
-struct Form {
-    /// Channels of a head.
-    dim: usize,
-    /// Whether all keys and values of an image's head are in shared memory.
-    resident: bool,
+enum Form {
+    Masked(Masked),
+    Single(Single),
+    Gathered(Gathered),
 }
 
 impl Form {
-    /// Tokens of a tile, and those that a warp owns at a time, as in `tiles.cuh`.
-    const TILE: usize = 64;
-    const OWN_ROWS: usize = 16;
-    /// The maximum number of warps per block where all tokens are resident, as `THREADS` there.
-    const WARPS: usize = 8;
-
     /// `None` if tensor cores cannot be used: among other conditions, the addresses `maps` must be aligned to packs,
     /// and the scale must be positive, so that larger products mean larger scores.
     fn of(gpu: &Gpu, g: Geometry, dtype: DType, scale: f64, maps: &[u64]) -> Option<Form> {
         let [dim, v_dim] = g.head_dims();
         let known = dtype == DType::Bf16 && dim == v_dim && [24, 32, 64, 96].contains(&dim);
-        let properties = gpu.properties();
-        let form = Form { dim, resident: true };
-        // One block per head and image must be enough to fill the GPU.
-        let fills = g.images * g.heads >= properties.multiprocessors;
-        let resident = fills && form.shared(g) <= properties.shared_memory;
         let in_packs = maps.iter().all(|address| address.is_multiple_of(16));
-        (known && in_packs && scale as f32 > 0.0 && g.tokens() > 0).then_some(Form { resident, ..form })
-    }
-
-    /// Bytes of shared memory: keys and values.
-    fn shared(self, g: Geometry) -> usize {
-        let held = if self.resident { g.tokens() } else { Self::TILE };
-        2 * held * self.dim.next_multiple_of(16) * DType::Bf16.size()
-    }
-
-    fn forward(self, g: Geometry, [qkv, routes]: [&Tensor; 2], scale: f64, [out, lse]: [&mut Tensor; 2]) -> Result<()> {
-        let launch = self.launch(qkv, "attend", g)?.input(qkv)?.input(routes)?.number(scale, DType::F32);
-        // SAFETY: as in `forward`; heads have the kernel's channels, and rows of qkv are whole packs.
-        unsafe { with_geometry(launch.output(out)?.output(lse)?, g)?.run() }
-    }
-
-    fn backward_queries(self, g: Geometry, given: &Given<'_>, dqkv: &Out<'_>, delta: &mut Tensor) -> Result<()> {
-        let launch = self.launch(given.qkv, "attend_backward_queries", g)?.input(given.qkv)?.input(given.routes)?;
-        let launch = launch.number(given.scale, DType::F32).input(given.lse)?.input(given.dout)?;
-        // SAFETY: as above; dqkv is like qkv.
-        unsafe { with_geometry(launch.out(Some(dqkv)).output(delta)?, g)?.run() }
-    }
-
-    fn backward_keys(
-        self,
-        g: Geometry,
-        given: &Given<'_>,
-        [starts, entries, delta]: [&Tensor; 3],
-        dqkv: &Out<'_>,
-    ) -> Result<()> {
-        let launch = self.launch(given.qkv, "attend_backward_keys", g)?.input(given.qkv)?.input(starts)?;
-        let launch = launch.input(entries)?.number(given.scale, DType::F32).input(given.lse)?.input(delta)?;
-        // SAFETY: as above; the lists are those of the routes.
-        unsafe { with_geometry(launch.input(given.dout)?.out(Some(dqkv)), g)?.run() }
-    }
-
-    /// Prepares the launch of one of the kernels. If warps share the regions (`resident`), a block has only as many as
-    /// the minimum number of rounds needs; what further warps would occupy is left to other blocks.
-    fn launch<'a>(self, qkv: &'a Tensor, kernel: &str, g: Geometry) -> Result<Launch<'a>> {
-        let chunks = g.regions.count() * g.regions.tokens().div_ceil(Self::OWN_ROWS);
-        let (regions, warps) = match self.resident {
-            true => (1, chunks.div_ceil(chunks.div_ceil(Self::WARPS))),
-            false => (g.regions.count(), Self::TILE / Self::OWN_ROWS),
-        };
-        let kernel = format!("{kernel}_on_tensor_cores<{}, {}>", self.dim, self.resident);
-        let launch = KERNELS.launch_on(qkv, &kernel)?.threads(32 * warps).shared(self.shared(g));
-        Ok(launch.grid([regions, g.heads, g.images]))
+        let masked = || Masked::of(gpu, g, dim).map(Form::Masked);
+        let single = || Single::of(g, dim).map(Form::Single);
+        let gathered = || Form::Gathered(Gathered::of(gpu, g, dim));
+        let usable = known && in_packs && scale as f32 > 0.0 && g.tokens() > 0;
+        usable.then(|| masked().or_else(single).unwrap_or_else(gathered))
     }
 }
 

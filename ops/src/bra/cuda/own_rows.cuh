@@ -4,52 +4,47 @@
 // columns 2p and 2p + 1 (p = lane % 4).
 
 #pragma once
-#include "tiles.cuh"
+#include "geometry.cuh"
+#include "instructions.cuh"
 
-constexpr int STEP = 16;
+constexpr int TILE = 64; // tokens of a tile, and of the steps in which products take them
+constexpr int STEP = 16, STEPS = TILE / STEP;
+// Products take 16 channels at a time, so a head with D channels takes PARTS of them. Channels past its last are zero.
+template <int D>
+constexpr int PARTS = (D + 15) / 16;
+template <int D>
+constexpr int PADDED = PARTS<D> * 16;
+constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
 
 // Which of a tile's rows one of the halves is.
 __device__ __forceinline__ int own_row(int half) { return half * 8 + lane() / 4; }
 
 // Rows of PADDED<D> channels and eight more, so that the same channels of eight rows lie in different banks. That takes more
-// memory than the swizzled `Rows`, but a lane's addresses differ by constants. A map may be part of the rows, its channels
-// those from FIRST on.
+// memory than the swizzled `Rows` of gathered_tiles.cuh, but a lane's addresses differ by constants. A map may be part of
+// the rows, its channels those from FIRST on.
 template <int D, int FIRST = 0>
 struct PaddedRows {
     static constexpr int STRIDE = PADDED<D> + 8;
     bf16* data;
 };
 
-// Where channel `part + channel` of row `from + i` of a map lies: `from` and `part` are constants, or the same in all lanes,
-// and multiples of 8, the swizzle's period.
+// Where channel `part + channel` of row `from + i` of a map lies: `from` and `part` are constants, or the same in all lanes.
 struct Place {
     bf16* at;
     int after; // in elements
 };
-template <int D>
-__device__ __forceinline__ Place place(Rows<D> map, int from, int i, int part, int channel) {
-    return {map.row(i).at(part + channel), from * PADDED<D>};
-}
 template <int D, int FIRST>
 __device__ __forceinline__ Place place(PaddedRows<D, FIRST> map, int from, int i, int part, int channel) {
     return {map.data + i * map.STRIDE + channel, from * map.STRIDE + FIRST + part};
 }
 
-// The map from row `first` on, a multiple of 8.
-template <int D>
-__device__ __forceinline__ Rows<D> from_row(Rows<D> map, int first) {
-    return {map.data + first * PADDED<D>};
-}
+// The map from row `first` on.
 template <int D, int FIRST>
 __device__ __forceinline__ PaddedRows<D, FIRST> from_row(PaddedRows<D, FIRST> map, int first) {
     return {map.data + first * map.STRIDE};
 }
 
 // Eight channels of a row, from `channel` on.
-template <int D>
-__device__ __forceinline__ bf16* piece(Rows<D> map, int row, int channel) {
-    return map.row(row).at(channel);
-}
 template <int D, int FIRST>
 __device__ __forceinline__ bf16* piece(PaddedRows<D, FIRST> map, int row, int channel) {
     return map.data + row * map.STRIDE + FIRST + channel;
@@ -131,6 +126,7 @@ __device__ __forceinline__ void add_step(float (&sums)[GROUPS][4], const u32 (&w
         multiply_add(sums[2 * part + 1], weights, {right[2], right[3]});
     }
 }
+
 // Rounds a tile's groups of 8 columns, times a factor for each half, and stores them into a map in shared memory: rows from
 // `first` on, columns from `column` on.
 template <int GROUPS, typename Map>
@@ -178,6 +174,17 @@ __device__ __forceinline__ void load_rows(u32 (&to)[PARTS<D>][4], const bf16* ma
         for (int i = 0; i < 2 * PARTS<D>; i++)
             to[i / 2][i % 2 * 2 + half] = i < D / 8 ? *reinterpret_cast<const u32*>(from + 8 * i) : 0;
     }
+}
+
+// Writes pairs of channels, stored or added.
+template <int N>
+__device__ __forceinline__ void put_pairs(bf16* to, Pack<u32, N> own, int accumulate) {
+    if (accumulate) {
+        const Pack<u32, N> old = *reinterpret_cast<const Pack<u32, N>*>(to);
+#pragma unroll
+        for (int i = 0; i < N; i++) own.at[i] = add_pairs(old.at[i], own.at[i]);
+    }
+    store_at_once(to, own.at);
 }
 
 // Writes sixteen rows, stored or added: the first `groups` of their groups of eight channels. Of two groups, a lane gets

@@ -1,7 +1,7 @@
 // Attention in bf16 on tensor cores where each query attends to one region (k = 1), of at most a tile of keys. Then its
 // weights are known as soon as its scores are; and backward, the block that owns a region's keys sees all keys of the
 // queries that are routed to it, so besides dK and dV it computes their dQ: S is computed once, and everything is read
-// once. (tensor_cores.cuh goes through tiles of keys with a running maximum, and backward computes S for queries, and again
+// once. (gathered.cuh goes through tiles of keys with a running maximum, and backward computes S for queries, and again
 // for keys.)
 //
 // A block has a region of a head and an image, and a warp sixteen of its tokens, as rows.

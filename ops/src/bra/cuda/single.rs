@@ -1,6 +1,6 @@
 //! Attention on tensor cores where each query attends to a single region, of at most a tile of keys.
 
-use super::{Form, Geometry, Given, KERNELS, with_geometry};
+use super::{Geometry, Given, KERNELS, TILE, invert, with_geometry};
 use tensor::cuda::{Launch, Out};
 use tensor::{DType, Result, Tensor};
 
@@ -24,15 +24,15 @@ impl Single {
     /// computes with whole tiles; and unless an `int` counts the elements of an image.
     pub fn of(g: Geometry, dim: usize) -> Option<Self> {
         let tokens = g.regions.tokens();
-        let suits = g.topk == 1 && tokens <= Form::TILE && 2 * tokens > Form::TILE;
+        let suits = g.topk == 1 && tokens <= TILE && 2 * tokens > TILE;
         (suits && i32::try_from(g.tokens() * g.row()).is_ok()).then_some(Self { dim })
     }
 
     /// A block for each region, with maps and squares in shared memory: at most 96 KiB, which every GPU with bf16 has.
     fn launch<'a>(self, qkv: &'a Tensor, kernel: &str, g: Geometry, [maps, squares]: [usize; 2]) -> Result<Launch<'a>> {
-        let row = maps * (self.dim.next_multiple_of(16) + Self::PADDING) + squares * (Form::TILE + Self::PADDING);
+        let row = maps * (self.dim.next_multiple_of(16) + Self::PADDING) + squares * (TILE + Self::PADDING);
         let launch = KERNELS.launch_on(qkv, &format!("{kernel}<{}>", self.dim))?.threads(Self::THREADS);
-        Ok(launch.shared(Form::TILE * row * DType::Bf16.size()).grid([g.regions.count(), g.heads, g.images]))
+        Ok(launch.shared(TILE * row * DType::Bf16.size()).grid([g.regions.count(), g.heads, g.images]))
     }
 
     /// As [`forward`](super::forward).
@@ -50,16 +50,11 @@ impl Single {
         unsafe { with_geometry(launch, g)?.run() }
     }
 
-    /// As [`backward`](super::backward), with the inverted lists of the routes.
-    pub fn backward(
-        self,
-        g: Geometry,
-        given: &Given<'_>,
-        [starts, entries]: [&Tensor; 2],
-        dqkv: &Out<'_>,
-    ) -> Result<()> {
+    /// As [`backward`](super::backward).
+    pub fn backward(self, g: Geometry, given: &Given<'_>, dqkv: &Out<'_>) -> Result<()> {
+        let [starts, entries] = invert(g, given.routes)?;
         let launch = self.launch(given.qkv, "attend_backward_single", g, Self::BACKWARD)?;
-        let launch = launch.input(given.qkv)?.input(starts)?.input(entries)?.number(given.scale, DType::F32);
+        let launch = launch.input(given.qkv)?.input(&starts)?.input(&entries)?.number(given.scale, DType::F32);
         let launch = launch.input(given.lse)?.input(given.dout)?.out(Some(dqkv));
         // SAFETY: as above; the lists are those of the routes, and dqkv is like qkv.
         unsafe { with_geometry(launch, g)?.run() }

@@ -34,14 +34,6 @@ fn geometries(dim: usize) -> Vec<Geometry> {
     ]
 }
 
-/// With which kernels attention is computed.
-#[derive(Clone, Copy, Debug)]
-enum Way {
-    Gathered(Form),
-    Masked(Masked),
-    Single(Single),
-}
-
 #[test]
 fn every_form_agrees_with_the_cpu() {
     let Some(gpu) = Gpu::for_tests(11) else { return };
@@ -80,36 +72,32 @@ fn every_form_agrees_with_the_cpu() {
             );
             let there = |tensor: &Tensor| tensor.to_device(&device).unwrap();
             let (qkv, routes, dout) = (there(&qkv), there(&routes), there(&dout));
-            let (starts, entries) = invert(g, &routes).unwrap();
-            let forms = [false, true].map(|resident| Form { dim, resident });
-            let single = Single::of(g, dim).map(Way::Single);
+            let gathered = [false, true].map(|resident| Form::Gathered(Gathered { dim, resident }));
+            let single = Single::of(g, dim).map(Form::Single);
             let masked = Masked { dim };
-            let masked = (Masked::suits(g) && masked.fits(&gpu, g)).then_some(Way::Masked(masked));
-            for way in forms.map(Way::Gathered).into_iter().chain(single).chain(masked) {
+            let masked = (Masked::suits(g) && masked.fits(&gpu, g)).then_some(Form::Masked(masked));
+            for form in gathered.into_iter().chain(single).chain(masked) {
                 let empty = |like: &Tensor, dtype| Tensor::empty_on(&device, like.shape().clone(), dtype).unwrap();
                 let (mut got, mut got_lse) = (empty(&out, DType::Bf16), empty(&lse, DType::F32));
                 let mut attended = empty(&out, DType::Bf16);
                 let (read, written) = ([&qkv, &routes], [&mut got, &mut got_lse]);
-                match way {
-                    Way::Gathered(form) => form.forward(g, read, scale, written).unwrap(),
-                    Way::Masked(masked) => masked.forward(g, read, scale, written, Some(&mut attended)).unwrap(),
-                    Way::Single(single) => single.forward(g, read, scale, written).unwrap(),
+                match form {
+                    Form::Gathered(gathered) => gathered.forward(g, read, scale, written).unwrap(),
+                    Form::Masked(masked) => masked.forward(g, read, scale, written, Some(&mut attended)).unwrap(),
+                    Form::Single(single) => single.forward(g, read, scale, written).unwrap(),
                 }
-                let (mut got_dqkv, mut delta) = (empty(&dqkv, DType::Bf16), empty(&lse, DType::F32));
+                let mut got_dqkv = empty(&dqkv, DType::Bf16);
                 let given = Given { qkv: &qkv, routes: &routes, scale, lse: &got_lse, attended: None, dout: &dout };
                 for accumulate in [false, true] {
                     let place = got_dqkv.as_out("test", accumulate).unwrap();
-                    match way {
-                        Way::Gathered(form) => {
-                            form.backward_queries(g, &given, &place, &mut delta).unwrap();
-                            form.backward_keys(g, &given, [&starts, &entries, &delta], &place).unwrap();
-                        }
+                    match form {
+                        Form::Gathered(gathered) => gathered.backward(g, &given, &place).unwrap(),
                         // On a GPU with less shared memory chunks are smaller.
-                        Way::Masked(masked) if accumulate => {
+                        Form::Masked(masked) if accumulate => {
                             masked.backward_in_chunks(64, g, &given, &attended, &place).unwrap();
                         }
-                        Way::Masked(masked) => masked.backward(g, &given, &attended, &place).unwrap(),
-                        Way::Single(single) => single.backward(g, &given, [&starts, &entries], &place).unwrap(),
+                        Form::Masked(masked) => masked.backward(g, &given, &attended, &place).unwrap(),
+                        Form::Single(single) => single.backward(g, &given, &place).unwrap(),
                     }
                     let times = if accumulate { 2.0 } else { 1.0 };
                     let expected: Vec<f64> = dqkv.to_vec::<f64>().unwrap().iter().map(|x| times * x).collect();
@@ -121,7 +109,7 @@ fn every_form_agrees_with_the_cpu() {
                         error(&got_lse, &lse.to_vec::<f64>().unwrap()),
                         error(&got_dqkv, &expected),
                     ];
-                    let named = format!("{dim} channels, {way:?}, {g:?}: {errors:?}");
+                    let named = format!("{form:?}, {g:?}: {errors:?}");
                     assert!(errors[0] < 1e-2 && errors[1] < 1e-5 && errors[2] < 1e-2, "{named}");
                 }
             }
@@ -251,7 +239,7 @@ fn keys_and_values_stay_in_shared_memory_where_they_fit_and_blocks_fill_the_gpu(
     let resident = |side: usize, images: usize| {
         let regions = Regions::cut("test", [side, side], [7, 7]).unwrap();
         let g = Geometry { images, regions, heads: 1, qk_dim: 32, v_dim: 32, topk: 1 };
-        Form::of(&gpu, g, DType::Bf16, 0.2, &[]).unwrap().resident
+        Gathered::of(&gpu, g, 32).resident
     };
     let enough = gpu.properties().multiprocessors;
     assert!(resident(28, enough) && !resident(56, enough) && !resident(28, enough - 1));
@@ -321,7 +309,7 @@ fn inverted_lists_are_in_order() {
             starts.push((entries.len() - before) as u32);
         }
         let routes = Tensor::from_slice(&routes, [3, regions, topk]).unwrap().to_device(&device).unwrap();
-        let (got_starts, got_entries) = invert(g, &routes).unwrap();
+        let [got_starts, got_entries] = invert(g, &routes).unwrap();
         assert_eq!(got_starts.to_vec::<u32>().unwrap(), starts, "{g:?}");
         assert_eq!(got_entries.to_vec::<u32>().unwrap(), entries, "{g:?}");
     }

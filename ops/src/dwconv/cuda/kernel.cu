@@ -85,16 +85,6 @@ struct Band {
         }
     }
 
-    // Prefetches the columns from `column` on into the second-level cache.
-    __device__ __forceinline__ void expect(int column) const {
-        constexpr int SECTOR = 32 / sizeof(T), SECTORS = TILE / SECTOR; // 32 bytes are fetched at once
-        for (int item = threadIdx.x; item < span * COLUMNS * SECTORS; item += blockDim.x) {
-            int channel = item % SECTORS * SECTOR, c = column + item / SECTORS % COLUMNS;
-            int row = top + item / (SECTORS * COLUMNS);
-            if (row < height && c < width && channel < channels) prefetch(map + (i64(row) * width + c) * stride + channel);
-        }
-    }
-
     // This thread's channels of R rows of a column, from `row` on.
     template <int R>
     static __device__ __forceinline__ void take(const T* chunk, int column, int row, wide<T> (&taken)[R][V]) {
@@ -108,8 +98,7 @@ struct Band {
     }
 };
 
-// Where a thread's sums go, column by column: in place of what is there, or added to it. That is loaded a column ahead,
-// which is time enough for the second-level cache, but not for memory.
+// Where a thread's sums go, column by column: in place of what is there, or added to it. That is loaded a column ahead.
 template <typename T, int V, int R>
 struct Results {
     T* next;
@@ -223,7 +212,6 @@ __global__ void __launch_bounds__(THREADS, (RESIDENT<T, K, V>))
     typedef wide<T> W;
     constexpr int P = K / 2, TAPS = K * K, R = ROWS<K>, C = COLUMNS<T, K, V>;
     typedef Band<T, V, LANES, STRIPS<LANES> * R + K - 1, C> Input;
-    typedef Band<T, V, LANES, STRIPS<LANES> * R, C> Output;
     int strips = blockDim.x / LANES, row = threadIdx.x / LANES * R, first = blockIdx.x % tiles * Input::TILE;
     int piece = blockIdx.x / tiles, pieces = gridDim.x / tiles, place = threadIdx.x % LANES * V, channel = first + place;
     int band = i64(all_bands) * piece / pieces, last = i64(all_bands) * (piece + 1) / pieces;
@@ -232,11 +220,9 @@ __global__ void __launch_bounds__(THREADS, (RESIDENT<T, K, V>))
     DYNAMIC_SHARED(T, chunks);
     auto ask_for = [&](int band, int column, T* to) {
         i64 pixel = i64(band / bands) * height * width;
-        int top = band % bands * strips * R, rows = strips * R;
-        Input input = {x + pixel * x_stride + first, x_stride, top - P, rows + K - 1, height, width, channels - first};
+        int top = band % bands * strips * R - P, rows = strips * R + K - 1;
+        Input input = {x + pixel * x_stride + first, x_stride, top, rows, height, width, channels - first};
         input.ask_for(column, to);
-        Output output = {y + pixel * y_stride + first, y_stride, top, rows, height, width, channels - first};
-        if (K > 3 && accumulate) output.expect(column); // a 3x3 kernel measured slower with it
     };
     ask_for(band, 0, chunks);
     __shared__ W staged[Input::TILE * TAPS];

@@ -18,8 +18,8 @@ pub static KERNELS: Module = Module {
         "dwconv_forward<bf16, 3, 4, 16|32>",
         "dwconv_backward_weight<T, 3|5|7, 1>",
         "dwconv_backward_weight<float, 3|5|7, 2>",
-        "dwconv_on_tensor_cores<5|7, 1|2>",
-        "dwconv_backward_weight_on_tensor_cores<3|5|7>",
+        "dwconv_on_tensor_cores<5, 1|2>",
+        "dwconv_backward_weight_on_tensor_cores<3|5>",
     ],
 };
 

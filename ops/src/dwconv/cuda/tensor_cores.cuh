@@ -245,7 +245,7 @@ __device__ __forceinline__ void convolve(const bf16* const (&seen)[Kernel<K>::SE
 // As `dwconv_forward`, with weights rounded to bf16. Blocks: tiles of the channels, of the columns, `wide` and N octets at most,
 // and pieces of the `all` rows of the images.
 template <int K, int N>
-__global__ void __launch_bounds__(32 * OCTETS, (K < 7 ? 4 : 2))
+__global__ void __launch_bounds__(32 * OCTETS, 4)
     dwconv_on_tensor_cores(const bf16* __restrict__ x, i64 x_stride, const float* weight, int residual, int turned,
                            const float* bias, bf16* __restrict__ y, int accumulate, i64 y_stride, int all, int groups,
                            int height, int width, int channels, int wide) {
@@ -309,7 +309,7 @@ __global__ void __launch_bounds__(32 * OCTETS, (K < 7 ? 4 : 2))
 // the gradients of rows 2j and 2j + 1 of the weight, the latter for rows r − 1 and r of dy. So a piece has, for these,
 // the last row of the piece before instead of its own.
 template <int K>
-__global__ void __launch_bounds__(32 * OCTETS, (K < 7 ? 4 : 2))
+__global__ void __launch_bounds__(32 * OCTETS, 4)
     dwconv_backward_weight_on_tensor_cores(const bf16* __restrict__ dy, i64 dy_stride, const bf16* __restrict__ x,
                                            i64 x_stride, float* partial, float* dweights, int add_weights,
                                            float* dbiases, int add_biases, int all, int groups, int height, int width,

@@ -20,13 +20,14 @@ const BLOCKS: usize = 4 * MULTIPROCESSORS;
 /// The address of a map, and its stride.
 type At = (u64, usize);
 
-/// Whether the kernels are for maps of these extents and strides, if their type and places are.
+/// Whether the kernels are for maps of these extents and strides, if their type and places are. There are none of 7x7,
+/// which no preset has.
 pub fn usable(g: Geometry, strides: [usize; 2]) -> bool {
     let Tiling { strips: [channels, columns], groups, .. } = Tiling::new(g);
     // A kernel counts rows, from some before the first to some after the last, and a row's elements, with `int`s.
     let rows = (groups + 2 * RING) * GROUP;
     let mut counts = strides.into_iter().map(|stride| g.width.saturating_mul(stride)).chain([rows]);
-    channels * columns <= BLOCKS && counts.all(|count| i32::try_from(count).is_ok())
+    g.kernel < 7 && channels * columns <= BLOCKS && counts.all(|count| i32::try_from(count).is_ok())
 }
 
 /// As [`convolve`](super::convolve), with a kernel that is residual and turned, or not.
@@ -111,6 +112,7 @@ mod tests {
         assert!(!usable(Geometry { width: SIDE * BLOCKS, ..usual }, [256; 2]));
         assert!(!usable(Geometry { images: 1 << 28, ..usual }, [256; 2]));
         assert!(!usable(usual, [256, usize::MAX]));
+        assert!(!usable(Geometry { kernel: 7, ..usual }, [256; 2]));
         // Every row has its group, and no piece is without one.
         for images in [0, 1, 5, 1000] {
             let Tiling { groups, pieces, g, .. } = Tiling::new(Geometry { images, ..usual });

@@ -1,4 +1,5 @@
-// Attention in bf16 on tensor cores, for heads whose queries, keys and values have D channels: 24, 32, 64 or 96.
+// Attention in bf16 on tensor cores that gathers what a region is routed to: for any map, and for heads whose queries, keys
+// and values have D channels, 24, 32, 64 or 96.
 //
 // A warp owns sixteen queries, as rows, and iterates over their keys in tiles of 64; backward, it then owns sixteen keys,
 // and iterates over the queries that are routed to them. (In regions of fewer tokens the last one is repeated, in vain;
@@ -10,7 +11,7 @@
 // after another.
 
 #pragma once
-#include "own_rows.cuh"
+#include "gathered_tiles.cuh"
 
 // products (16 own rows, two groups of 8 columns) = own·rowsᵀ, for the rows of a step.
 template <int D, bool RESIDENT>
@@ -97,7 +98,7 @@ struct Attending {
 // out (N, H, W, C) and lse (N, heads, H·W), as `attend` of attention.cuh.
 template <int D, bool RESIDENT>
 __global__ void __launch_bounds__(THREADS<RESIDENT>, BLOCKS<D, RESIDENT>)
-    attend_on_tensor_cores(const bf16* qkv, const u32* routes, float scale, bf16* out, float* lse, GEOMETRY) {
+    attend_gathered(const bf16* qkv, const u32* routes, float scale, bf16* out, float* lse, GEOMETRY) {
     const Geometry g = THE_GEOMETRY;
     const i64 image = blockIdx.z, head = blockIdx.y;
     const int row = g.row(), qk_dim = g.qk_dim(), v_dim = g.v_dim();
@@ -125,8 +126,8 @@ __global__ void __launch_bounds__(THREADS<RESIDENT>, BLOCKS<D, RESIDENT>)
 // otherwise they are computed twice.
 template <int D, bool RESIDENT>
 __global__ void __launch_bounds__(THREADS<RESIDENT>, BLOCKS<D, RESIDENT>)
-    attend_backward_queries_on_tensor_cores(const bf16* qkv, const u32* routes, float scale, const float* lse,
-                                            const bf16* dout, bf16* dqkv, int accumulate, float* delta, GEOMETRY) {
+    attend_backward_queries_gathered(const bf16* qkv, const u32* routes, float scale, const float* lse, const bf16* dout,
+                                     bf16* dqkv, int accumulate, float* delta, GEOMETRY) {
     const Geometry g = THE_GEOMETRY;
     const i64 image = blockIdx.z, head = blockIdx.y;
     const int row = g.row(), qk_dim = g.qk_dim(), v_dim = g.v_dim();
@@ -239,9 +240,8 @@ struct QueriesOfTile {
 // 16 queries) come out of the preceding products already laid out as left operands.
 template <int D, bool RESIDENT>
 __global__ void __launch_bounds__(THREADS<RESIDENT>, BLOCKS<D, RESIDENT>)
-    attend_backward_keys_on_tensor_cores(const bf16* qkv, const u32* starts, const u32* entries, float scale,
-                                         const float* lse, const float* delta, const bf16* dout, bf16* dqkv,
-                                         int accumulate, GEOMETRY) {
+    attend_backward_keys_gathered(const bf16* qkv, const u32* starts, const u32* entries, float scale, const float* lse,
+                                  const float* delta, const bf16* dout, bf16* dqkv, int accumulate, GEOMETRY) {
     const Geometry g = THE_GEOMETRY;
     const i64 image = blockIdx.z, head = blockIdx.y;
     const int row = g.row(), qk_dim = g.qk_dim(), v_dim = g.v_dim();

@@ -1,18 +1,8 @@
-// Tokens of a head in shared memory: rows of channels, tiles of rows, and how blocks and warps divide them. Of these,
-// tensor_cores.cuh, masked.cuh and single.cuh are built.
+// The gathered form's tokens of a head in shared memory: rows of channels, tiles of rows, and how blocks and warps divide
+// them.
 
 #pragma once
-#include "geometry.cuh"
-#include "instructions.cuh"
-
-constexpr int TILE = 64;         // tokens of a tile
-constexpr int STEPS = TILE / 16; // products of 16 of them
-// Products take 16 channels at a time, so a head with D channels takes PARTS of them. Channels past its last are zero.
-template <int D>
-constexpr int PARTS = (D + 15) / 16;
-template <int D>
-constexpr int PADDED = PARTS<D> * 16;
-constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
+#include "own_rows.cuh"
 
 // A row of channels in shared memory, and Rows of PADDED<D> channels. Chunks of 8 channels are swizzled: permuted from
 // row to row, with a period of eight rows, so that the chunks of the same channels in eight rows lie in different
@@ -29,17 +19,6 @@ struct Rows {
 
     __device__ __forceinline__ Row row(int i) const { return {data + i * PADDED<D>, D == 64 ? i & 7 : i >> 1 & 3}; }
 };
-
-// Writes pairs of channels, stored or added.
-template <int N>
-__device__ __forceinline__ void put_pairs(bf16* to, Pack<u32, N> own, int accumulate) {
-    if (accumulate) {
-        const Pack<u32, N> old = *reinterpret_cast<const Pack<u32, N>*>(to);
-#pragma unroll
-        for (int i = 0; i < N; i++) own.at[i] = add_pairs(old.at[i], own.at[i]);
-    }
-    store_at_once(to, own.at);
-}
 
 // One value per token of a tile. Each lane looks up two of them, and gets the rest from other lanes by shuffles.
 template <typename T>
