@@ -22,7 +22,7 @@ fn forward_gives_the_references_logits() {
     file.write(&input).unwrap();
     let files = ["--weights", text(&weights), "--input", text(&input), "--output", text(&output)];
     let logits = |name: &str, file: &TensorFile| file.tensors[name].cast(DType::F64).unwrap().to_vec::<f64>().unwrap();
-    let wanted = logits("logits", &vector.outputs("f64"));
+    let wanted = logits("logits", &vector.outputs());
     let in_type = |dtype: &str| {
         biformer(&[&["forward", "--model", "tiny", "--dtype", dtype][..], &files].concat()).ok();
         logits("logits", &TensorFile::read(&output).unwrap())
