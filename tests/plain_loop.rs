@@ -128,6 +128,10 @@ impl Dataset for Stopping {
     fn statistics(&self) -> Statistics {
         self.0.statistics()
     }
+
+    fn labels(&self) -> Option<&[u32]> {
+        self.0.labels()
+    }
 }
 
 /// Somebody who stops a run while it waits for images does not wait for a step as well.

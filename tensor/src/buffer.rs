@@ -345,17 +345,4 @@ mod tests {
         places.sort_by_key(|place| place.start);
         assert!(places.windows(2).all(|pair| pair[0].end <= pair[1].start), "{places:?}");
     }
-
-    #[test]
-    fn a_dropped_buffer_comes_back_aligned_and_serves_what_is_smaller() {
-        let bytes = 177_777_777; // larger than what any other test uses
-        let first = Buffer::new(bytes);
-        assert!(first.slice::<u8>().iter().all(|&byte| byte == 0), "fresh memory is zero");
-        let address = first.slice::<u32>().as_ptr();
-        assert!((address as usize).is_multiple_of(ALIGNMENT));
-        drop(first);
-        for bytes in [bytes, bytes * 2 / 3, bytes / 3, bytes] {
-            assert_eq!(Buffer::new(bytes).slice::<u32>().as_ptr(), address, "{bytes}");
-        }
-    }
 }

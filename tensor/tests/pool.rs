@@ -45,4 +45,13 @@ fn the_pool_tells_what_it_has_and_gives_back_what_nobody_uses() {
     trim_pool();
     let stats = pool_stats();
     assert_eq!((stats.in_use, stats.held, stats.resident), (0, 0, 0));
+
+    // Fresh memory is zero, and what is dropped serves what is as large, or smaller.
+    let fresh = Buffer::new(100 * MIB);
+    assert!(fresh.slice::<u8>().iter().all(|&byte| byte == 0));
+    let place = fresh.slice::<u8>().as_ptr();
+    drop(fresh);
+    for mib in [100, 67, 33, 100] {
+        assert_eq!(Buffer::new(mib * MIB).slice::<u8>().as_ptr(), place, "{mib} MiB");
+    }
 }
