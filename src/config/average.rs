@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AverageConfig {
-    /// Whether there is one; evaluation then uses it.
+    /// Whether a moving average of the weights is kept; evaluation then uses it.
     pub enabled: bool,
     /// The weight of the old average: at least 0, less than 1.
     pub decay: f64,
