@@ -75,6 +75,6 @@ pub mod prelude {
     pub use crate::autograd::{Gradients, InputGrads, Parameters, ParametersBuilder, Rule, Tape, Var};
     pub use crate::model::{BiFormer, Mode, ModelConfig, Pass, TensorFile, preset};
     pub use crate::ops;
-    pub use crate::optim::{AdamW, AdamWConfig, Schedule, ScheduleRule};
+    pub use crate::optim::{AdamW, AdamWConfig, Schedule};
     pub use crate::tensor::{DType, Device, Shape, Tensor};
 }

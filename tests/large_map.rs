@@ -25,6 +25,7 @@ fn a_model_trains_on_it_in_less_than_a_gigabyte() {
 /// 8x8 regions of 85x71 tokens, so that with k = 4 each of 386,240 queries meets 24,140 keys: 37 GB of scores, as many
 /// after the softmax, and the copies that are made on the way.
 #[test]
+#[cfg_attr(debug_assertions, ignore = "a trillion operations, which take minutes unless they are optimised")]
 fn attention_over_all_its_pixels_takes_less_than_a_gigabyte() {
     let attributes =
         Bra { heads: 1, qk_dim: 20, topk: 4, grid: [8, 8], scale: 20f64.powf(-0.5), valid: Some([600, 500]) };

@@ -355,8 +355,8 @@ impl Gradients {
     /// The gradient of a parameter, if one reached it in this step.
     pub fn parameter(&self, id: ParamId) -> Option<Tensor> {
         let flat = self.flat.as_ref()?;
-        let gradient = flat.layout.view(&flat.values, id);
-        flat.written[id.index()].then_some(gradient)
+        let place = flat.layout.entry(id).id.index();
+        flat.written[place].then(|| flat.layout.view(&flat.values, id))
     }
 
     /// All parameters' gradients, (layout length), zeros where they are frozen. A parameter that no gradient reached in

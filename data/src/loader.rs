@@ -60,7 +60,8 @@ impl LoaderConfig {
         Self { seed, shuffle: true, drop_last: true, ..Self::eval(batch_size, transform) }
     }
 
-    /// For evaluation: all samples, in the data set's order. No bad image is tolerated.
+    /// For evaluation, with a transform that has no augmentation: all samples, in the data set's order. No bad image is
+    /// tolerated.
     pub fn eval(batch_size: usize, transform: Transform) -> Self {
         Self {
             batch_size,

@@ -142,18 +142,17 @@ impl RoutedAttention {
     fn forward<'t>(&self, pass: &Pass<'t>, qkv: &Linear, x: Var<'t>) -> Result<Var<'t>> {
         let [_, height, width, _] = x.value().dims("attention", "(N, H, W, C)")?;
         let (map, n_win) = ([height, width], self.n_win);
-        let unfit = |advice| {
-            let message =
-                format!("a map of {height}x{width} tokens does not divide into {n_win}x{n_win} regions; {advice}");
+        let unfit = |why, advice| {
+            let message = format!("a map of {height}x{width} tokens {why} {n_win}x{n_win} regions; {advice}");
             Error::Config { field: "n_win", message }
         };
         let Some(regions) = regions::cut(map, n_win, self.family) else {
-            return Err(unfit("use larger images or a smaller n_win"));
+            return Err(unfit("is too small for", "use larger images or a smaller n_win"));
         };
         let (grid, padded) = (regions.grid(), regions.map());
         let pad_after_projection = self.family == Family::BiformerStlNchw;
         if padded != map && !(self.auto_pad || pad_after_projection) {
-            return Err(unfit("set auto_pad = true"));
+            return Err(unfit("does not divide into", "set auto_pad = true"));
         }
         let qkv = if pad_after_projection {
             pad(qkv.forward(pass, &x)?, map, padded)?

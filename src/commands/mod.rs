@@ -123,7 +123,8 @@ fn with_command(option: &str, arguments: &[OsString]) -> Option<String> {
     let root = Cli::command();
     let named = words.iter().position(|word| root.find_subcommand(word).is_some());
     let command = root.find_subcommand(named.map_or("train", |place| words.remove(place)))?;
-    let has = command.get_arguments().any(|known| known.get_long() == option.strip_prefix("--"));
+    let option = option.strip_prefix("--")?;
+    let has = command.get_arguments().any(|known| known.get_long() == Some(option));
     let shown = |word: &&str| if word.starts_with('-') { (*word).to_owned() } else { quoted(word) };
     let words: Vec<String> = words.iter().map(shown).collect();
     (has && named != Some(0)).then(|| format!("biformer {} {}", command.get_name(), words.join(" ")))

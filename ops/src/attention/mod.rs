@@ -4,7 +4,8 @@
 //! tokens j. Heads are consecutive groups of channels; out (N, H, W, C).
 //!
 //! **Backward.** With A = softmax(s·q·kᵀ) and dO the gradient of o: dV = Aᵀ·dO, dA = dO·vᵀ, dS = A∘(dA − Σⱼ A∘dA), dQ =
-//! s·dS·k, dK = s·dSᵀ·q. Saved: qkv and the log-sum-exp of each query's scores, on a GPU sometimes out; A is recomputed.
+//! s·dS·k, dK = s·dSᵀ·q. Saved: qkv, the routes, the log-sum-exp of each query's scores, on a GPU sometimes out; A is
+//! recomputed.
 //!
 //! It is bi-level routing attention with the whole map as the one region, routed to itself, and computed by
 //! [`bra`](mod@crate::bra), which also says how large scores may be. Operands must be contiguous; f32 or f64, and bf16

@@ -153,6 +153,7 @@ mod tests {
         assert!(refused([0, 3], &uniform([0, 3], 1)).contains("(0, 3)"));
         assert!(refused([2, 3], &Tensor::full([2, 3], 0.5f32)).contains("expected f64"));
     }
+
     #[test]
     fn an_impossible_class_costs_nothing_unless_it_is_the_label() {
         let tape = Tape::new();

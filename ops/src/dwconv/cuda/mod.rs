@@ -1,5 +1,5 @@
 //! CUDA kernels of [`dwconv`](super::dwconv), also run by operations that hold its operands inside wider tensors; in bf16
-//! [on tensor cores](tensor_cores), if possible.
+//! [on tensor cores](tensor_cores), where those are faster.
 
 mod tensor_cores;
 

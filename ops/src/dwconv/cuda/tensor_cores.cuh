@@ -1,4 +1,5 @@
-// Depthwise convolutions in bf16 on tensor cores, of maps whose pixels consist of whole packs of channels.
+// Depthwise convolutions of 5x5 in bf16 on tensor cores, and gradients of the weights of 3x3 and 5x5, of maps whose
+// pixels consist of whole packs of channels.
 //
 // Each channel has its own taps; but a product with a diagonal matrix multiplies each row by a number of its own. So a
 // row of y, eight pixels of eight channels, is Σ Wₜ·Xₜ over the taps t: Wₜ (8, 8) is the diagonal matrix of their

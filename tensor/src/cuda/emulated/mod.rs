@@ -8,7 +8,7 @@ mod products;
 
 use super::driver::{Arg, Driver, Extent, Function, Mark, Product, Properties, RecordingId, Stream};
 use super::module::Module;
-use crate::{Error, Result, lock};
+use crate::{DType, Error, Result, lock};
 use compiler::{Compiler, Shared};
 use copies::Copies;
 use std::alloc::{Layout, alloc, dealloc};
@@ -323,8 +323,11 @@ impl Driver for Emulated {
     }
 
     unsafe fn multiply(&self, stream: Stream, product: &Product) -> Result<bool> {
+        // As cuBLASLt, which has no epilogue in f64.
+        let adds = product.row != 0 && product.output != DType::F64;
+        let product = Product { row: if adds { product.row } else { 0 }, ..*product };
         // SAFETY: as above.
-        unsafe { self.ask(stream, Request::Multiply(*product)) }.map(|()| true)
+        unsafe { self.ask(stream, Request::Multiply(product)) }.map(|()| adds)
     }
 
     fn begin_recording(&self) -> Result<()> {
