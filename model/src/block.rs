@@ -57,7 +57,7 @@ impl Block {
         self.residual(pass, &x, 1, |residual| self.mlp.forward(pass, &x, residual.is_some()))
     }
 
-    /// x + γ·branch, where in training whole samples of the branch are dropped. With neither γ nor dropping, the branch
+    /// x + γ·branch, where in training whole samples of the branch may be dropped. With neither γ nor dropping, the branch
     /// adds x itself.
     fn residual<'t>(
         &self,
@@ -74,9 +74,9 @@ impl Block {
         if let Some(gamma) = &self.gamma {
             branch = ops::mul(&branch, &pass.parameter(gamma[index]))?;
         }
-        if let Some(stream) = stream {
-            branch = ops::drop_path(&branch, self.drop_path, stream, pass.first_image())?;
-        }
-        Ok(ops::add(x, &branch)?)
+        Ok(match stream {
+            Some(stream) => ops::drop_path_residual(&branch, x, self.drop_path, stream, pass.first_image())?,
+            None => ops::add(x, &branch)?,
+        })
     }
 }

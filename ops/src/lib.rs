@@ -57,7 +57,7 @@ pub use concat::concat;
 pub use contiguous::contiguous;
 pub use conv2d::{Conv2d, conv2d, conv2d_gelu};
 pub use cross_entropy::{cross_entropy, soft_cross_entropy};
-pub use drop_path::drop_path;
+pub use drop_path::{drop_path, drop_path_residual};
 pub use dropout::dropout;
 pub use dwconv::{dwconv, dwconv_residual};
 pub use gather::gather;

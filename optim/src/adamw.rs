@@ -18,7 +18,7 @@
 //! reads four streams and writes three. Each element is computed from its own history only: the bits do
 //! not depend on the number of threads.
 
-use crate::clip::{clip_factor, gradient_norm};
+use crate::clip::{clip_factor, gradient_norm, has_finite_squares};
 use crate::cuda::Controls;
 use crate::error::{Error, Result, ensure, ensure_flat, ensure_layout};
 use crate::groups::{Group, Groups};
@@ -123,11 +123,12 @@ impl AdamW {
     /// [ends](Gradients::end_step).
     ///
     /// Errors, each before the weights or the moments have changed: [`Error::NonFinite`] for gradients that would
-    /// destroy the weights (their step ends, too); [`Error::Setting`] when `lr` is negative or not finite in the
+    /// destroy the weights (their step ends, too): the norm, and its square once it is clipped, have to be finite in the
+    /// parameters' type; [`Error::Setting`] when `lr` is negative or not finite in the
     /// parameters' type, or `max_norm` is not positive; [`Error::Layout`] for another model's parameters or gradients;
     /// [`autograd::Error::Unreached`] when some parameter got no gradient in this step (its old one would be used again),
     /// [`autograd::Error::NoBackward`] when none did; [`tensor::Error::Shared`] while a tape or a view of the parameters
-    /// lives. On a GPU the norm, too, has to be finite in the parameters' type.
+    /// lives.
     pub fn step_clipped(
         &mut self,
         parameters: &mut Parameters,
@@ -143,11 +144,11 @@ impl AdamW {
             return self.finish(None);
         }
         let norm = gradient_norm(gradients)?;
-        if !norm.is_finite() {
+        constants.scale = clip_factor(norm, max_norm);
+        if !has_finite_squares(norm, constants.scale, self.layout.dtype()) {
             gradients.end_step();
             return Err(Error::NonFinite { norm });
         }
-        constants.scale = clip_factor(norm, max_norm);
         match_float!(self.layout.dtype(), "adamw", T => {
             let p = parameters.flat_mut::<T>()?;
             let g = flat.as_slice::<T>("adamw")?;

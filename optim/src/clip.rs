@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use autograd::Gradients;
 use tensor::cpu::isa::Arch;
 use tensor::cpu::parallel::{Out, sum_in_pieces};
-use tensor::{Device, Float, match_float, simd};
+use tensor::{DType, Device, Float, match_float, simd};
 
 /// The Euclidean norm of all parameters' gradients together. Squares and sums are f64 for f32 gradients
 /// too, so that none of them overflows; the order of the sum depends on the number of elements only.
@@ -43,6 +43,14 @@ pub(crate) fn clip_factor(norm: f64, max_norm: f64) -> f64 {
     if norm > max_norm { max_norm / norm } else { 1.0 }
 }
 
+/// Whether the squares of gradients of this norm, scaled by this factor, are finite in their type: AdamW adds them up, and
+/// an infinite sum would stay so.
+pub(crate) fn has_finite_squares(norm: f64, scale: f64, dtype: DType) -> bool {
+    let rounded = |x: f64| if dtype == DType::F64 { x } else { f64::from(x as f32) };
+    let clipped = rounded(norm * scale);
+    rounded(norm).is_finite() && rounded(clipped * clipped).is_finite()
+}
+
 /// Σ x², in sixteen interleaved partial sums: an order that vector registers can follow.
 #[inline(always)]
 fn sum_squares<T: Float, A: Arch>(x: &[T]) -> f64 {
@@ -64,7 +72,6 @@ mod tests {
     use super::*;
     use crate::testing::{draw, give, parameters};
     use approx::assert_relative_eq;
-    use tensor::DType;
     use tensor::cpu::parallel::thread_pool;
 
     #[test]

@@ -39,7 +39,8 @@ pub enum Error {
     /// Gradients that were made without parameters.
     #[error("these gradients have no room for parameters: make them with Gradients::new")]
     NoParameters,
-    /// Gradients that hold a NaN or an infinity. Their step has [ended](autograd::Gradients::end_step).
+    /// Gradients that hold a NaN or an infinity, or whose squares would be infinite in their type. Their step has
+    /// [ended](autograd::Gradients::end_step).
     #[error("the norm of the gradients is {norm}: a step along them would destroy the weights")]
     NonFinite {
         /// Their norm.

@@ -111,6 +111,19 @@ fn an_average_that_is_taken_along_has_the_bits_of_one_that_follows() {
     assert_eq!(run(true), run(false));
 }
 
+#[test]
+fn gradients_whose_squares_overflow_are_refused_unless_they_are_clipped() {
+    let Some(gpu) = Gpu::for_tests(3) else { return };
+    for (max_norm, refused) in [(f64::INFINITY, true), (1.0, false)] {
+        let mut parameters = parameters(DType::F32).to_device(&Device::Cuda(gpu.clone())).unwrap();
+        let mut gradients = Gradients::new(&parameters).unwrap();
+        let mut adamw = AdamW::new(&parameters, AdamWConfig::default()).unwrap();
+        give(&parameters, &mut gradients, |i| if i == 1 { 1e21 } else { 1.0 });
+        let step = adamw.step_clipped(&mut parameters, &mut gradients, 0.1, max_norm);
+        assert_eq!(matches!(step, Err(Error::NonFinite { .. })), refused, "clipped to {max_norm}: {step:?}");
+    }
+}
+
 /// Asserts that a step was refused because nobody had prepared it.
 fn assert_refused(error: Error) {
     assert!(error.to_string().contains("prepared"), "{error}");

@@ -4,15 +4,19 @@ use crate::dropout::Keep;
 use rayon::prelude::*;
 use std::ops::Range;
 use tensor::cpu::isa::Arch;
-use tensor::cpu::parallel::{GRAIN, Out};
+use tensor::cpu::parallel::{GRAIN, Out, put};
 use tensor::{Float, simd};
 
-pub fn apply<T: Float>(x: &[T], samples: Range<usize>, keep: Keep, out: Out<'_, T>) {
+pub fn apply<T: Float>(x: &[T], residual: Option<&[T]>, samples: Range<usize>, keep: Keep, out: Out<'_, T>) {
     let sample = x.len().checked_div(samples.len()).unwrap_or(0);
-    let accumulate = out.accumulate;
+    let accumulate = out.accumulate || residual.is_some();
     // The pieces are cut regardless of sample boundaries, as there may be few large samples or many small ones.
     out.data.par_chunks_mut(GRAIN).zip(x.par_chunks(GRAIN)).enumerate().for_each(|(part, (data, x))| {
-        simd!(A => apply_part::<T, A>(x, part * GRAIN, sample, samples.start, keep, Out { data, accumulate }));
+        let first = part * GRAIN;
+        if let Some(residual) = residual {
+            put(data, &residual[first..first + x.len()], out.accumulate);
+        }
+        simd!(A => apply_part::<T, A>(x, first, sample, samples.start, keep, Out { data, accumulate }));
     });
 }
 

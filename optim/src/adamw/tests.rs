@@ -308,6 +308,23 @@ fn a_refused_step_changes_nothing() {
     assert_ne!(values(&parameters), before);
 }
 
+/// The square of 1e21 is infinite in f32, and the second moment would stay so.
+#[test]
+fn gradients_whose_squares_overflow_are_refused_unless_they_are_clipped() {
+    for (dtype, max_norm, refused) in
+        [(DType::F32, f64::INFINITY, true), (DType::F32, 1.0, false), (DType::F64, f64::INFINITY, false)]
+    {
+        let mut parameters = parameters(dtype, &[("a", &[3])]);
+        let (mut adamw, before) = (AdamW::new(&parameters, AdamWConfig::default()).unwrap(), values(&parameters));
+        let mut gradients = Gradients::new(&parameters).unwrap();
+        give(&parameters, &mut gradients, &[vec![1.0, 1e21, 1.0]]);
+        let step = adamw.step_clipped(&mut parameters, &mut gradients, 0.1, max_norm);
+        assert_eq!(matches!(step, Err(Error::NonFinite { .. })), refused, "{dtype}, clipped to {max_norm}: {step:?}");
+        assert_eq!(values(&parameters) == before, refused);
+        assert!(adamw.restore(&adamw.state()).is_ok(), "finite moments");
+    }
+}
+
 #[test]
 fn settings() {
     let read = |name: &str| {

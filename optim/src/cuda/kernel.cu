@@ -19,7 +19,8 @@ __device__ __forceinline__ const T* group_of(const u32* groups, i64 i, const T* 
 }
 
 // The norm √Σ x², accumulated in double, written to `norm` or to the controls, either of which may be null; in the
-// controls, SCALE is set so that a gradient with a norm above MAX_NORM is scaled down to it. Each block sums one piece
+// controls, SCALE is set so that a gradient with a norm above MAX_NORM is scaled down to it, and the norm is infinite if
+// its square would be, once it is scaled. Each block sums one piece
 // of the elements into `partial`.
 template <typename T>
 __global__ void gradient_norm(const T* x, double* partial, double* norm, T* controls, i64 count) {
@@ -45,12 +46,14 @@ __global__ void gradient_norm(const T* x, double* partial, double* norm, T* cont
         double found = sqrt(sum);
         if (norm) *norm = found;
         if (!controls) return;
-        controls[NORM] = T(found);
-        controls[SCALE] = found > controls[MAX_NORM] ? T(controls[MAX_NORM] / found) : T(1);
+        double scale = found > controls[MAX_NORM] ? controls[MAX_NORM] / found : 1;
+        T clipped = T(found * scale);
+        controls[NORM] = T(clipped * clipped < INFINITY ? found : found + INFINITY); // a NaN stays one
+        controls[SCALE] = T(scale);
     });
 }
 
-// A step, unless the gradient is not finite: then it would destroy the parameters. If there is a moving average, it
+// A step, unless the norm is not finite: then it would destroy the parameters. If there is a moving average, it
 // follows the new parameters at its rate.
 template <typename T>
 __global__ void adamw(T* p, const T* g, T* m, T* v, const u32* groups, i64 count, const T* controls, T* average,
