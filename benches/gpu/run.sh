@@ -250,6 +250,8 @@ bench() {
     done
     measure 60 bench-small-only-bra "${small[@]}" --only-bra --steps 50
     measure 60 bench-small-one-image "${bf16[@]}" --model small --batch-size 1 --mode infer --steps 100
+    # What do the recipes' dropped branches cost?
+    measure 60 bench-small-train-drop-path "${small[@]}" --set drop_path=0.15 --steps 60
     # How much less memory, and how much more time?
     measure 60 bench-small-train-recompute "${small[@]}" --recompute block --steps 10
 }

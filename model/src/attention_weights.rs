@@ -17,8 +17,10 @@ pub(crate) fn mean(weights: &Tensor, [height, width]: [usize; 2]) -> Result<Tens
         let (image, row, column) = (index / (height * width), index / width % height, index % width);
         let weight = |head| weights[((image * heads + head) * rows + row) * columns + column];
         let mean = (0..heads).map(weight).sum::<f64>() / heads as f64;
-        // f32 would round the smallest doubles to 0.
-        if mean > 0.0 { (mean as f32).max(f32::MIN_POSITIVE) } else { 0.0 }
+        match mean as f32 {
+            0.0 if mean > 0.0 => f32::MIN_POSITIVE,
+            mean => mean,
+        }
     };
     let means: Vec<f32> = (0..images * height * width).map(mean).collect();
     Ok(Tensor::from_slice(&means, [images, height, width])?)

@@ -122,6 +122,43 @@ fn many_regions_are_routed_as_defined() {
     assert_eq!(compare(&qkv, attributes), defined.iter().map(|&(region, _)| region as u32).collect::<Vec<_>>());
 }
 
+/// Forward, a head of many tokens is cut into shares, which lay out the keys that they need by themselves.
+#[test]
+fn shares_of_a_head() {
+    compare(&uniform([1, 36, 36, 96], 1), attributes(1, 32, [3, 3], 9)); // a region each
+    compare(&uniform([1, 28, 28, 96], 1), attributes(1, 32, [7, 7], 16)); // 49 regions in three shares
+}
+
+#[test]
+fn a_region_with_spoilt_keys_is_routed_as_documented() {
+    let (regions, spoilt, topk) = (9, 4, 3);
+    let attributes = attributes(1, 4, [3, 3], topk);
+    for key in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
+        let mut qkv = uniform([1, 6, 6, 12], 1).to_vec::<f64>().unwrap();
+        for (i, x) in qkv.iter_mut().enumerate() {
+            let (token, channel) = (i / 12, i % 12);
+            let region = token / 6 / 2 * 3 + token % 6 / 2;
+            // The mean queries of even regions are positive there, those of odd ones negative.
+            match channel {
+                0 => *x = if region % 2 == 0 { 1.0 } else { -1.0 },
+                4 if region == spoilt => *x = key,
+                _ => {}
+            }
+        }
+        let qkv = Tensor::from_slice(&qkv, [1, 6, 6, 12]).unwrap();
+        let routes = ops::route(&qkv, &attributes).unwrap().routes.to_vec::<u32>().unwrap();
+        for (region, routes) in (0..regions).zip(routes.chunks(topk)) {
+            let highest = key * if region % 2 == 0 { 1.0 } else { -1.0 } == f64::INFINITY;
+            assert_eq!(routes.contains(&(spoilt as u32)), highest, "{key}, region {region}: {routes:?}");
+            assert!(!highest || routes[0] == spoilt as u32);
+        }
+        // With NaN, too, where all regions are taken.
+        let all = Bra { topk: regions, ..attributes };
+        let routes = ops::route(&qkv, &all).unwrap().routes.to_vec::<u32>().unwrap();
+        assert!(routes.chunks(regions).all(|routes| routes.contains(&(spoilt as u32))));
+    }
+}
+
 #[test]
 fn ties_go_to_the_lower_index() {
     let routes = compare(&from_fn([1, 4, 4, 12], |i| (i % 12) as f64 / 7.0), attributes(1, 4, [2, 2], 3));

@@ -9,11 +9,11 @@ use tensor::{DType, Device, Error, Result, Tensor};
 
 /// The weights with which a token (row, column) of each map attends to all of its map's tokens, in the attention of
 /// qkv (N, H, W, 2D + C) along `routes` (N, P, k), as [`Routed`](super::Routed) and [`Routing`](super::Routing) have
-/// them: (N, heads, H, W) in f64. They are 0 for tokens that are not attended to, and only for those. Each head's sum
-/// up to 1, except in soft routing, where they include the shares of the regions. For full attention, the grid is [1,
+/// them: (N, heads, H, W) in f64. They are 0 for tokens that are not attended to, and only for those; NaN where
+/// the attention is. Each head's sum up to 1, except in soft routing, where they include the shares of the regions. For full attention, the grid is [1,
 /// 1], k is 1, and all routes are 0.
 ///
-/// Errors: [`Error::Argument`] for attributes that do not fit, [`Error::OutOfRange`] for a token or a route that does
+/// Errors: [`Error::Argument`] for attributes that do not fit, or `valid` in soft routing, [`Error::OutOfRange`] for a token or a route that does
 /// not exist, [`Error::Shape`], [`Error::DType`].
 pub fn bra_weights(
     qkv: &Tensor,
@@ -23,6 +23,9 @@ pub fn bra_weights(
     token: [usize; 2],
 ) -> Result<Tensor> {
     let g = attributes.geometry(qkv)?;
+    if kind == RouteKind::Soft && attributes.valid.is_some() {
+        return Err(Error::argument("bra_weights", "soft routing does not support `valid`; set it to None"));
+    }
     let ([height, width], regions) = (g.regions.map(), g.regions.count());
     for (what, index, bound) in [("the row", token[0], height), ("the column", token[1], width)] {
         if index >= bound {
@@ -63,7 +66,8 @@ pub fn bra_weights(
             let score = |&(token, share): &(usize, f64)| share * attributes.scale * dot(query, key(token));
             let of_scores = softmax(&read.iter().map(score).collect::<Vec<_>>());
             for (&(token, share), weight) in read.iter().zip(of_scores) {
-                weights[token] = (share * weight).max(f64::MIN_POSITIVE);
+                let weight = share * weight;
+                weights[token] = if weight == 0.0 { f64::MIN_POSITIVE } else { weight };
             }
         }
     }
@@ -180,5 +184,19 @@ mod tests {
         }
         assert!(matches!(weights(&[6; 12], [2, 6, 1], [0, 0]), Error::OutOfRange { what: "a route", .. }));
         assert!(matches!(weights(&[0; 12], [2, 3, 2], [0, 0]), Error::Shape { .. }));
+        let padded = Bra { valid: Some([3, 6]), ..attributes };
+        let routes = Tensor::zeros([2, 6, 1], DType::Index);
+        let refused = bra_weights(&uniform(SHAPE, 3), &routes, RouteKind::Soft, &padded, [0, 0]).unwrap_err();
+        assert!(matches!(refused, Error::Argument { .. }));
+    }
+
+    #[test]
+    fn weights_that_are_nan_are_shown_as_nan() {
+        let attributes = Bra { heads: 2, qk_dim: 16, topk: 1, grid: [2, 3], scale: 0.4, valid: None };
+        let (qkv, routes) = (Tensor::full(SHAPE, f64::NAN), Tensor::zeros([2, 6, 1], DType::Index));
+        let weights = bra_weights(&qkv, &routes, RouteKind::Hard, &attributes, [0, 0]).unwrap();
+        let weights = weights.to_vec::<f64>().unwrap();
+        let attended = weights.iter().filter(|weight| weight.is_nan()).count();
+        assert_eq!((attended, weights.iter().filter(|&&weight| weight == 0.0).count()), (2 * 2 * 4, 2 * 2 * 20));
     }
 }

@@ -1,5 +1,6 @@
 //! CPU kernels of [`layer_norm`](super::layer_norm): a row stays in the cache from its first use to its last.
-//! The forward pass goes over it three times (mean, variance, result), the backward pass once, or twice if it is long.
+//! The forward pass goes over it three times (mean, variance, result), the backward pass once if it fills a
+//! few whole registers, otherwise twice.
 
 use crate::epsilon::reciprocal_root;
 use rayon::prelude::*;

@@ -1,7 +1,7 @@
-// Convolutions in bf16 on tensor cores of maps that have so few channels (the three colours of an image) that a patch has at
-// most 32 elements (25 at least, as it is padded to 32), and gradients of their weight and bias, without patches in memory. Packs of 16 bytes hold parts of
-// several pixels, so patches cannot be copied pack by pack. Instead, a block goes down the rows of y, copies the whole rows
-// of x that these see to shared memory, as they lie in x, and picks the elements of patches from there.
+// Convolutions in bf16 on tensor cores of maps that have so few channels (the three colours of an image) that a patch has 25
+// to 31 elements, and is padded to 32; and gradients of their weight and bias, without patches in memory. Packs of 16 bytes
+// hold parts of several pixels, so patches cannot be copied pack by pack. Instead, a block goes down the rows of y, copies the
+// whole rows of x that these see to shared memory, as they lie in x, and picks the elements of patches from there.
 #pragma once
 #include "instructions.cuh"
 #include "normal.cuh"

@@ -42,7 +42,8 @@ struct Ring {
 };
 
 // The rows of a piece, in groups: each is a row of all images below each other, or none, −1, between two images. They are
-// looked up in shared memory, where group i is from the beginning of step i − 4 on, and until that of step i + 3.
+// looked up in shared memory, where group i is written in step i − 4, and may be read from the barrier of step i − 3 to that
+// of step i + 4.
 struct Schedule {
     static constexpr int GROUPS = 8, ROWS = GROUPS * GROUP, SIZE = ROWS + 2 * GROUP;
     int* rows; // of the groups; then which row of which image is the next one of each of the planning threads
