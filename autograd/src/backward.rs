@@ -26,14 +26,14 @@ impl Tape {
             if loss.value().count() != 1 {
                 return Err(tensor::Error::shape("backward", "a loss of one element", loss.shape()));
             }
-            Tensor::full_on(&loss.value().device(), loss.shape().clone(), 1.0, loss.dtype())
+            Tensor::full_on(&loss.value().device(), loss.shape().clone(), 1.0, loss.gradient_dtype())
         };
         let one = one().inspect_err(|_| gradients.begin_step())?;
         self.backward_from(loss, one, gradients)
     }
 
     /// As [`Tape::backward`], but from any value, given the upstream gradient, which must have the value's shape and
-    /// type ([`tensor::Error::Shape`], [`tensor::Error::DType`]). A view is copied.
+    /// [its gradient's type](Tape::input) ([`tensor::Error::Shape`], [`tensor::Error::DType`]). A view is copied.
     pub fn backward_from(&self, output: &Var<'_>, upstream: Tensor, gradients: &mut Gradients) -> Result<()> {
         // What a failed pass leaves behind is incomplete, and must not pass for gradients.
         self.walk_from(output, upstream, gradients).inspect_err(|_| gradients.begin_step())
@@ -51,7 +51,7 @@ impl Tape {
             let expected = format!("an upstream gradient like the value, {}", output.shape());
             return Err(tensor::Error::shape("backward", expected, upstream.shape()).into());
         }
-        upstream.ensure_dtype("backward", output.dtype())?;
+        upstream.ensure_dtype("backward", output.gradient_dtype())?;
         let Gradients { flat, inputs, tape, .. } = gradients;
         if tape.replace(self.id()) != Some(self.id()) {
             inputs.clear();

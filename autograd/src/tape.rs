@@ -380,6 +380,11 @@ impl<'t> Var<'t> {
         self.value.dtype()
     }
 
+    /// The type of its gradient: see [`Tape::input`].
+    pub(crate) fn gradient_dtype(&self) -> DType {
+        self.node.map_or(self.dtype(), |node| self.tape.nodes()[node].dtype)
+    }
+
     /// Its node on the tape, or none if no gradient can flow back through it.
     pub fn node(&self) -> Option<usize> {
         self.node

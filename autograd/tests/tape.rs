@@ -313,6 +313,17 @@ fn an_upstream_gradient_that_is_not_like_the_value_is_refused() {
     assert_eq!(error.to_string(), "backward: expected f64 elements, got f32");
 }
 
+/// On the CPU, where its gradient is f32.
+#[test]
+fn a_backward_pass_begins_at_a_bf16_value() {
+    let tape = Tape::new();
+    let x = tape.input(vector(&[2.0]).cast(DType::Bf16).unwrap());
+    let mut gradients = Gradients::default();
+    tape.backward(&x, &mut gradients).unwrap();
+    tape.backward_from(&x, vector(&[3.0]).cast(DType::F32).unwrap(), &mut gradients).unwrap();
+    assert_eq!(gradients.of(&x).unwrap().to_vec::<f32>().unwrap(), [4.0]);
+}
+
 /// Also where it fails before it begins.
 #[test]
 fn a_backward_pass_that_fails_leaves_no_gradients() {

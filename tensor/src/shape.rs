@@ -11,7 +11,7 @@ pub struct Shape(SmallVec<[usize; 6]>);
 
 impl Shape {
     /// How many elements a tensor of this shape has. Panics when that is more than a `usize` can count; shapes
-    /// that a user can ask for are checked with [`Shape::checked_count`] before.
+    /// that a user can ask for are checked with [`Shape::countable`] before.
     pub fn count(&self) -> usize {
         self.checked_count().unwrap_or_else(|| panic!("a tensor of shape {self} cannot exist"))
     }

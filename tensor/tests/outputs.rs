@@ -88,6 +88,25 @@ fn what_is_of_another_type_or_length_is_not_written() {
 }
 
 #[test]
+fn what_a_product_reads_is_contiguous() {
+    let Some((device, there)) = device() else { return };
+    let a = Tensor::zeros_on(&device, [2, 2], DType::F32).unwrap();
+    let turned = there(Tensor::full([2, 2], 1f32)).permute(&[1, 0]).unwrap();
+    let repeated = there(Tensor::full([1], 1f32)).broadcast_to([2]).unwrap();
+    let product = |a, b| Gemm::new("test", Matrix::plain(a), Matrix::plain(b), [2; 3]);
+    for (product, what) in [
+        (product(&turned, &a), "a factor"),
+        (product(&a, &turned), "the other factor"),
+        (product(&a, &a).plus(Some(&turned)), "a matrix to add"),
+        (product(&a, &a).row(Some(&repeated)), "a row to add"),
+    ] {
+        let mut result = Tensor::zeros_on(&device, [2, 2], DType::F32).unwrap();
+        let outcome = product.into(result.as_out("test", false).unwrap());
+        assert!(matches!(outcome, Err(Error::NotContiguous { op: "test", .. })), "{what}: {outcome:?}");
+    }
+}
+
+#[test]
 fn a_product_without_terms_is_what_is_added_to_it() {
     let Some((device, there)) = device() else { return };
     let (a, b) = (there(Tensor::zeros([2, 0], DType::F32)), there(Tensor::zeros([0, 3], DType::F32)));

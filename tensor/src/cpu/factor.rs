@@ -3,9 +3,8 @@
 use super::block::{Begin, Left, Rows, block};
 use super::gemm::Mat;
 use super::isa::{Arch, Isa};
-use super::packed::{Panels, Right, pack_panel, registers_per_row};
+use super::packed::{Panels, Right, pack_panel, width_of};
 use super::parallel::Interleaved;
-use super::registers::Vector;
 use crate::{Element, Float, Scratch};
 use std::ops::Range;
 
@@ -92,8 +91,7 @@ impl<T: Float> Factor for T {
 
     #[inline(always)]
     fn panel_width<A: Arch>(_isa: Isa, columns: usize) -> usize {
-        let lanes = A::Vector::<T>::LANES;
-        lanes * registers_per_row::<A>(columns.div_ceil(lanes))
+        width_of::<T, A>(columns)
     }
 
     #[inline(always)]
@@ -123,7 +121,7 @@ impl<T: Float> Factor for T {
     ) {
         let b = match b {
             Right::Packed(packed) => packed.panels(),
-            Right::Matrix(matrix) => Panels::of(matrix, Self::panel_width::<A>(Isa::current(), matrix.cols)),
+            Right::Matrix(matrix) => Panels::of(matrix, width_of::<T, A>(matrix.cols)),
         };
         // SAFETY: guaranteed by the caller.
         unsafe { block::<T, A, R>(a, b, begin, c, rows, panels) }

@@ -314,11 +314,18 @@ unsafe fn copy_rows<T: Float, V: Vector<T>, const COUNT: usize>(b: Mat<'_, T>, t
     }
 }
 
+/// The width of a panel in columns, for a B of floats that is this many columns wide: the registers alone decide it.
+#[inline(always)]
+pub(super) fn width_of<T: Float, A: Arch>(columns: usize) -> usize {
+    let lanes = A::Vector::<T>::LANES;
+    lanes * registers_per_row::<A>(columns.div_ceil(lanes))
+}
+
 /// The width of a panel in registers, for a B that is this many registers wide. With 32 registers it is 4, or 3 where
 /// that fills all panels and 4 does not, or where 4 would leave a single register to the last one. 6·4 or 8·3
 /// accumulators leave room for a row of B and an element of A, need fewer loads for each multiply-add than 8·2, read A
 /// less often and write longer runs of C. With 16 registers the width is 2.
-pub(super) fn registers_per_row<A: Arch>(registers: usize) -> usize {
+fn registers_per_row<A: Arch>(registers: usize) -> usize {
     let widest = match registers % 4 {
         _ if !A::MANY_REGISTERS => 2,
         0 => 4,

@@ -155,7 +155,21 @@ pub fn sum_in_pieces<T: Float>(
     out: Out<'_, T>,
     partial: impl Fn(Range<usize>, &mut [T]) + Sync,
 ) {
-    let per_piece = items_per_task(work_per_item).max(items.div_ceil(MAX_PIECES)).max(1);
+    sum_of_pieces(items, work_per_item, width, out, |range, sum| {
+        sum.fill(T::zero());
+        partial(range, sum);
+    });
+}
+
+/// As [`sum_in_pieces`], where `partial(range, sum)` stores the sum of one range in a row that may hold anything before.
+pub fn sum_of_pieces<T: Float>(
+    items: usize,
+    work_per_item: usize,
+    width: usize,
+    out: Out<'_, T>,
+    partial: impl Fn(Range<usize>, &mut [T]) + Sync,
+) {
+    let per_piece = items_per_task(work_per_item).max(items.div_ceil(MAX_PIECES));
     let pieces = items.div_ceil(per_piece);
     if pieces == 0 || width == 0 {
         if !out.accumulate {
@@ -166,7 +180,6 @@ pub fn sum_in_pieces<T: Float>(
     let mut rows = Scratch::<T>::new(pieces * width);
     rows.par_chunks_mut(width).enumerate().for_each(|(piece, row)| {
         let start = piece * per_piece;
-        row.fill(T::zero());
         partial(start..(start + per_piece).min(items), row);
     });
     // Columns are shared out among the threads; each is added up in the order of the pieces.

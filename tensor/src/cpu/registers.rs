@@ -302,9 +302,14 @@ fn one_by_one<T: Float, V: Vector<T>>(register: V, function: impl Fn(T) -> T) ->
 /// unroll a loop of many vector operations, and then keeps the arrays that `$i` indexes in memory instead of registers.
 /// Repetitions beyond the count are removed before code generation: in nested uses they would be most of the compiler's
 /// work.
+///
+/// ```compile_fail,E0080
+/// tensor::unrolled!(i in 0..15 => { println!("{i}") });
+/// ```
 #[macro_export]
 macro_rules! unrolled {
     ($i:ident in 0..$count:expr => $body:block) => {
+        const { assert!($count <= 14, "more repetitions than are written out") };
         $crate::unrolled!(@ $i, $count, $body, 0 1 2 3 4 5 6 7 8 9 10 11 12 13)
     };
     (@ $i:ident, $count:expr, $body:block, $($n:literal)*) => {

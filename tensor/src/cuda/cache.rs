@@ -8,9 +8,13 @@ use std::path::{Path, PathBuf};
 /// Names the folder for compiled kernels.
 const VARIABLE: &str = "BIFORMER_CACHE";
 
+/// What an environment variable names, if it is set to anything.
+pub(super) fn variable(name: &str) -> Option<PathBuf> {
+    std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
+}
+
 /// The cache folder; `None` if none of the variables that locate it is set.
 pub(super) fn folder() -> Option<PathBuf> {
-    let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     variable(VARIABLE)
         .or_else(|| Some(variable("XDG_CACHE_HOME")?.join("biformer")))
         .or_else(|| Some(variable("HOME")?.join(".cache").join("biformer")))
@@ -24,15 +28,19 @@ pub(super) fn read(path: &Path) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// Writes a file, followed by an eight-byte checksum that reveals damage. The write is atomic, because other processes
-/// may read or write the same file.
-pub(super) fn write(path: &Path, contents: &[u8]) -> io::Result<()> {
-    let folder = path.parent().unwrap_or(Path::new("."));
+/// Makes a folder, and those that it is to lie in, for the user alone.
+pub(super) fn make(folder: &Path) -> io::Result<()> {
     let mut builder = DirBuilder::new();
     builder.recursive(true);
     #[cfg(unix)]
     std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
-    builder.create(folder)?;
+    builder.create(folder)
+}
+
+/// Writes a file, followed by an eight-byte checksum that reveals damage. The write is atomic, because other processes
+/// may read or write the same file.
+pub(super) fn write(path: &Path, contents: &[u8]) -> io::Result<()> {
+    make(path.parent().unwrap_or(Path::new(".")))?;
     let half = path.with_extension(format!("{}.half", std::process::id()));
     let written = File::create(&half).and_then(|mut file| {
         file.write_all(contents)?;

@@ -87,7 +87,8 @@ pub fn put_within(out: Out<'_>, start: usize, strides: &[usize], values: &Tensor
     unsafe { launch.int(out.accumulate.into()).count(count).run() }
 }
 
-/// y (R, C) += row (C), regardless of `accumulate` in `y`. Errors: [`Error::Shape`], [`Error::NotContiguous`].
+/// y (R, C) += row (C), regardless of `accumulate` in `y`. Errors: [`Error::Shape`], [`Error::DType`],
+/// [`Error::Device`], [`Error::NotContiguous`].
 pub fn add_row(y: Out<'_>, row: &Tensor) -> Result<()> {
     let (count, columns) = (y.count(), row.count());
     if count != 0 && (columns == 0 || !count.is_multiple_of(columns)) {

@@ -52,7 +52,7 @@ impl<'a> Gemm<'a> {
         Self { plus, ..self }
     }
 
-    /// Adds a row (n), if there is one, to every row. It is rounded to the result's type.
+    /// Adds a row (n), if there is one, to every row: rounded to the result's type where the device's library adds it.
     pub fn row(self, row: Option<&'a Tensor>) -> Self {
         Self { row, ..self }
     }
@@ -119,7 +119,8 @@ impl<'a> Gemm<'a> {
         };
         let lengths = [(a.tensor, of_a, "a factor"), (b.tensor, of_b, "a factor")];
         let plus = self.plus.map(|plus| (plus, of_c, "a matrix to add"));
-        for (tensor, count, what) in lengths.into_iter().chain(plus) {
+        let row = self.row.map(|row| (row, n, "a row to add"));
+        for (tensor, count, what) in lengths.into_iter().chain(plus).chain(row) {
             if tensor.count() != count {
                 return Err(Error::shape(op, format!("{what} of {count} elements"), tensor.shape()));
             }
@@ -133,9 +134,6 @@ impl<'a> Gemm<'a> {
                 op,
                 "a matrix cannot be added to a product that is itself accumulated into the result",
             ));
-        }
-        if let Some(row) = self.row.filter(|row| row.count() != n) {
-            return Err(Error::shape(op, format!("a row of {n}"), row.shape()));
         }
         if out.count() != of_c {
             return Err(Error::shape(op, format!("a product of {of_c} elements"), &[out.count()]));

@@ -92,12 +92,14 @@ impl Tensor {
     /// The same elements in a buffer of their own, contiguous, on the same device. Errors: [`Error::OutOfMemory`]
     /// where a GPU has no room, [`Error::Gpu`] from copying.
     pub fn duplicate(&self) -> Result<Tensor> {
-        let from = self.contiguous()?;
+        if !self.is_contiguous() {
+            return self.contiguous();
+        }
         let mut copy = Self::empty_on(&self.device(), self.shape.clone(), self.dtype)?;
         match self.device() {
-            Device::Cpu => copy.as_mut_bytes("duplicate")?.copy_from_slice(from.as_bytes("duplicate")?),
+            Device::Cpu => copy.as_mut_bytes("duplicate")?.copy_from_slice(self.as_bytes("duplicate")?),
             Device::Cuda(gpu) => {
-                let (from, to) = (from.address("duplicate", &gpu)?, copy.address_mut("duplicate", &gpu)?);
+                let (from, to) = (self.address("duplicate", &gpu)?, copy.address_mut("duplicate", &gpu)?);
                 // SAFETY: both have this many bytes, and do not overlap.
                 unsafe { gpu.driver().copy(gpu.stream(), from, to, copy.bytes())? };
             }
@@ -138,8 +140,8 @@ impl Tensor {
         }
     }
 
-    /// [`Error::Shared`] while another tensor shares the buffer. A replayed recording writes them without checking
-    /// again.
+    /// [`Error::Shared`] while another tensor shares the buffer. To be called before a replay, which writes the tensor
+    /// without checking.
     pub fn ensure_unique(&self, op: &'static str) -> Result<()> {
         if self.is_unique() { Ok(()) } else { Err(Error::Shared { op }) }
     }

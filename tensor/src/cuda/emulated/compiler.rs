@@ -94,7 +94,7 @@ impl Compiler {
         let io = |path: &Path, error: std::io::Error| failure(format!("cannot write {}: {error}", path.display()));
         // A folder of its own: other processes may compile the same module.
         let work = library.with_extension(std::process::id().to_string());
-        std::fs::create_dir_all(&work).map_err(|error| io(&work, error))?;
+        cache::make(&work).map_err(|error| io(&work, error))?;
         for (name, text) in headers.iter().chain(&[("kernel.cpp", source)]) {
             let path = work.join(name);
             std::fs::write(&path, text).map_err(|error| io(&path, error))?;
@@ -147,13 +147,33 @@ fn loaded(path: &Path, compile: impl FnOnce() -> Result<()>) -> Result<Library> 
 mod tests {
     use super::*;
 
+    /// The compiler, and a folder that does not exist yet: not in that for temporary files, which may be mounted without
+    /// permission to execute.
+    fn compiler(folder: &str) -> Option<(Compiler, PathBuf)> {
+        let Ok(compiler) = Compiler::find() else {
+            eprintln!("skipped: there is no C++ compiler");
+            return None;
+        };
+        Some((compiler, std::env::current_exe().unwrap().with_file_name(format!("{folder}-{}", std::process::id()))))
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn only_the_user_may_access_what_was_compiled() {
+        use std::os::unix::fs::PermissionsExt;
+        let Some((compiler, folder)) = compiler("own") else { return };
+        let path = folder.join("deeper/library.so");
+        let nothing = Module { name: "nothing", source: "", headers: &[], kernels: &[] };
+        compiler.compile(&nothing, nothing.source, &[], &path).unwrap();
+        for folder in [&folder, path.parent().unwrap()] {
+            assert_eq!(folder.metadata().unwrap().permissions().mode() & 0o777, 0o700, "{}", folder.display());
+        }
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+
     #[test]
     fn what_does_not_load_is_compiled_anew() {
-        let Ok(compiler) = Compiler::find() else {
-            return eprintln!("skipped: there is no C++ compiler");
-        };
-        // Not in the folder for temporary files, which may be mounted without permission to execute.
-        let folder = std::env::current_exe().unwrap().with_file_name(format!("libraries-{}", std::process::id()));
+        let Some((compiler, folder)) = compiler("libraries") else { return };
         let (path, empty) = (folder.join("library.so"), folder.join("empty.cpp"));
         cache::write(&path, b"a library of another system").unwrap();
         std::fs::write(&empty, "").unwrap();

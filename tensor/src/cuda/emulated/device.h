@@ -66,6 +66,8 @@ struct Warp {
 
 struct Block {
     std::vector<Fiber> fibers;
+    std::unique_ptr<char[]> stacks; // kept from kernel to kernel
+    unsigned room; // for stacks of so many fibers
     std::vector<Warp> warps;
     Meeting meeting;
     unsigned current;
@@ -238,12 +240,12 @@ inline void prepare_fiber(Fiber& fiber, char* stack) {
     fiber.groups = 0;
 }
 
-inline void run_block(char* stacks) {
+inline void run_block() {
     unsigned threads = block.fibers.size();
     block.meeting = {threads, 0, 0};
     for (unsigned w = 0; w < block.warps.size(); w++) block.warps[w].meeting = {32, 0, 0};
     for (unsigned t = 0; t < threads; t++) {
-        prepare_fiber(block.fibers[t], stacks + STACK * t);
+        prepare_fiber(block.fibers[t], block.stacks.get() + STACK * t);
         block.fibers[t].index = {t % blockDim.x, t / blockDim.x % blockDim.y, t / (blockDim.x * blockDim.y)};
     }
     std::vector<unsigned> order(threads);
@@ -334,12 +336,10 @@ struct Entry<void (*)(P...)> {
         blockDim = {launch.threads[0], launch.threads[1], launch.threads[2]};
         unsigned threads = blockDim.x * blockDim.y * blockDim.z;
         if (threads == 0 || threads % 32 || threads > 1024) return "a block of this many threads cannot be launched";
-        static std::unique_ptr<char[]> stacks;
-        static unsigned room = 0;
-        if (room < threads) {
-            stacks.reset(new (std::nothrow) char[STACK * threads]);
-            room = stacks ? threads : 0;
-            if (!stacks) return "there is no memory for the threads' stacks";
+        if (block.room < threads) {
+            block.stacks.reset(new (std::nothrow) char[STACK * threads]);
+            block.room = block.stacks ? threads : 0;
+            if (!block.stacks) return "there is no memory for the threads' stacks";
         }
         std::vector<unsigned char> shared(launch.shared_bytes + 64);
         uintptr_t start = (reinterpret_cast<uintptr_t>(shared.data()) + 63) & ~uintptr_t(63);
@@ -357,7 +357,7 @@ struct Entry<void (*)(P...)> {
         for (uint64_t i = 0, b = blocks ? draw() % blocks : 0; i < blocks && !block.error; i++, b = (b + stride) % blocks) {
             memset(block.dynamic_shared, 0xff, launch.shared_bytes);
             blockIdx = {unsigned(b % gridDim.x), unsigned(b / gridDim.x % gridDim.y), unsigned(b / gridDim.x / gridDim.y)};
-            run_block(stacks.get());
+            run_block();
         }
         return block.error;
     }

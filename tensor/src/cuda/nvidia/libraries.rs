@@ -4,6 +4,7 @@
 //! finds a library by that name, the folder that the user has chosen would be ignored, which is reported as an error.
 
 use super::failure;
+use crate::cuda::cache::variable;
 use crate::{Result, lock};
 use libloading::Library;
 use std::error::Error;
@@ -138,11 +139,6 @@ fn file_at(address: usize) -> Option<PathBuf> {
     };
     let line = maps.lines().find(|line| inside(line) == Some(true))?;
     line.find('/').map(|path| PathBuf::from(&line[path..]))
-}
-
-/// What a variable names, if it is set to anything.
-fn variable(name: &str) -> Option<PathBuf> {
-    std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
 }
 
 /// A folder, and where libraries lie in it if it is that of a toolkit or a system.
