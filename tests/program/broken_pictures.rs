@@ -29,7 +29,18 @@ fn check_names_them_all_and_a_run_says_so() {
     assert!(said.out.starts_with(table), "{said:?}");
     assert!(said.out.ends_with("0 of 28 images cannot be read.\n") && said.err.is_empty(), "{said:?}");
 
-    // More of them than an error of training names, in both splits, and one that is of another format.
+    // More of them than an error of training names, in both splits, and one that is of another format. How many there
+    // are in a test beside a validation is nothing to training.
+    let test = data.join("test");
+    copy_folder(&data.join("val"), &test);
+    (0..4).for_each(|image| fs::write(test.join(format!("dark/{image}.png")), "no picture").unwrap());
+    let said = check();
+    assert!(said.status == Some(1) && said.out.ends_with("4 of 36 images cannot be read.\n"), "{said:?}");
+    assert!(said.err.contains("note: of dark in test no image can be read\n"), "{said:?}");
+    assert!(!said.err.contains("max_bad_images"), "{said:?}");
+    fs::write(data.join("train/dark/0.png"), "no picture").unwrap();
+    assert!(check().err.ends_with("note: training skips them with --set max_bad_images=1\n"));
+    fs::remove_dir_all(test).unwrap();
     let broken = ["train/dark/0.png", "train/light/3.png", "val/dark/0.png", "val/dark/1.png"];
     broken.iter().for_each(|name| fs::write(data.join(name), "no picture").unwrap());
     fs::write(data.join("val/light/more.heic"), "").unwrap();
