@@ -255,6 +255,7 @@ fn a_class_without_pictures_has_no_accuracy() {
     let eval = ["eval", "--checkpoint", text(&run), "--max-bad-images", "4"];
     let shown = biformer(&eval).ok().out;
     assert!(shown.contains("dark         0       -       -  "), "{shown}");
+    assert!(shown.contains("%\n4 images could not be read, and are not counted.\n"), "{shown}");
     let report: Value = serde_json::from_str(&biformer(&[&eval[..], &["--json"]].concat()).ok().out).unwrap();
     let [dark, light] = [0, 1].map(|class| &report["classes"][class]["top1"]);
     assert!(dark.is_null() && light.is_f64(), "{report}");
