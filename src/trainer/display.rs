@@ -10,6 +10,7 @@ use crate::data_notes::{distinct_notes, images_per_class, lost_classes, warn_of}
 use crate::device::{DeviceName, Precision};
 use crate::paths::quoted;
 use crate::printing::{bar, plural, tell};
+use anyhow::Error;
 use data::{Batch, Dataset, Loader, Split, size_of_image};
 use indicatif::ProgressBar;
 use std::cell::{Cell, RefCell};
@@ -212,6 +213,17 @@ impl Display {
         let mut named = self.named.borrow_mut();
         let fresh = batch.skipped.iter().filter(|skipped| named.insert(skipped.reason.clone()));
         self.bar.suspend(|| fresh.for_each(warn_of));
+    }
+
+    /// There was no room for a checkpoint within the epoch.
+    pub fn unsaved(&self, error: &Error) {
+        let cause = error.root_cause();
+        self.bar.suspend(|| {
+            tell!(
+                io::stderr(),
+                "note: no checkpoint could be written ({cause}); training goes on, but make room before the epoch ends"
+            );
+        });
     }
 
     /// An epoch is done, with its test.
