@@ -300,7 +300,10 @@ impl Trainer {
             let step = (epoch * steps + self.progress.batch) as u64;
             let lr = schedule.lr(step);
             let given_up = if one_step { &AtomicBool::new(false) } else { stop };
-            let score = self.learner.train_unless(given_up, &batch, step, lr, || batches.peek()?.as_ref().ok());
+            // On a GPU training waits for images here, perhaps while this step is still computed.
+            let score = self
+                .learner
+                .train_unless(given_up, &batch, step, lr, || clock.waiting(|| batches.peek())?.as_ref().ok());
             let score = score.with_context(|| {
                 let number = self.progress.batch + 1;
                 format!("step {} (epoch {}, batch {number} of {steps}), learning rate {lr:.3e}", step + 1, epoch + 1)

@@ -146,9 +146,10 @@ fn pictures_that_are_not_divided_can_be_trained_on() {
     ["dark/mine", "test/mine"].iter().for_each(|place| to(&data.join(place)).refused(&among));
     to(&data).refused(&["it is that of the data", "--out, runs/train for example"]);
     let run = beside.join("run");
-    let said = to(&run).ok().out;
+    let said = to(&run).ok();
     let note = "note: there is neither val/ nor test/: 3 of 20 images are held out as the test\n";
-    assert!(said.contains("17 training images of 2 classes, 3 test images.\n") && said.contains(note), "{said}");
+    assert!(said.out.contains("17 training images of 2 classes, 3 test images.\n"), "{said:?}");
+    assert!(said.err.contains(note), "{said:?}");
     // Of other pictures, some are skipped as well: they may be some of those that it learned from.
     let others = folder.join("others");
     for class in ["dark", "light"] {
@@ -166,7 +167,7 @@ fn pictures_that_are_not_divided_can_be_trained_on() {
     assert_eq!(measured(&[]), ("test".to_owned(), 3));
     assert_eq!(measured(&["--split", "train"]), ("train".to_owned(), 17));
     let said = biformer(&["train", "--resume", "--out", text(&run), "--epochs", "2"]).ok();
-    assert!(said.out.contains("note: skipped 1 folder without an image of its own: mine\n"), "{said:?}");
+    assert!(said.err.contains("note: skipped 1 folder without an image of its own: mine\n"), "{said:?}");
     // A model that was trained on others is measured on all of them; one whose own test is gone is not.
     fs::remove_dir_all(beside).unwrap();
     let (divided, run) = (data.parent().unwrap(), folder.join("other"));
