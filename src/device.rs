@@ -87,11 +87,15 @@ impl fmt::Display for Precision {
     }
 }
 
+/// The help of the option that names a device, of whichever command.
+pub const DEVICE_HELP: &str =
+    "Where to compute: cpu, cuda (or cuda:1, ...), or emulated (the CPU in the role of a GPU, for tests)";
+
 /// Where and how to compute.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Args)]
 pub struct Compute {
-    /// Where to compute: cpu, cuda (or cuda:1, ...), or emulated (the CPU in the role of a GPU, for tests).
-    #[arg(long, value_name = "NAME", default_value_t)]
+    /// Where to compute.
+    #[arg(long, value_name = "NAME", default_value_t, help = DEVICE_HELP)]
     pub device: DeviceName,
     /// The precision to compute in; weights are always f32.
     #[arg(long, value_enum, default_value_t)]

@@ -48,7 +48,12 @@ pub fn print(text: fmt::Arguments<'_>) -> Result<()> {
 
 /// Prints an error in one line.
 pub fn print_error(error: &anyhow::Error) {
-    tell!(io::stderr(), "error: {}", one_line(&format!("{error:#}")));
+    tell!(io::stderr(), "error: {}", without_breaks(&format!("{error:#}")));
+}
+
+/// A text whose lines follow each other on one. Its other spaces stay, as they may be those of a file's name.
+fn without_breaks(text: &str) -> String {
+    text.lines().map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ")
 }
 
 /// A text on one line: every run of whitespace becomes a single space.

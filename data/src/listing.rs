@@ -27,8 +27,8 @@ pub(crate) struct Listing {
 }
 
 impl Listing {
-    /// Walks through `folder` and the folders below it that are neither hidden nor the system's, each once. Symbolic
-    /// links are followed, except those that lead to an enclosing folder.
+    /// Walks through `folder` and the folders below it that are neither hidden, nor the system's, nor those of runs,
+    /// each once. Symbolic links are followed, except those that lead to an enclosing folder.
     ///
     /// Errors: [`Error::Io`].
     pub fn below(folder: &Path) -> Result<Self> {
@@ -54,7 +54,7 @@ impl Listing {
                 }
                 continue;
             }
-            if is_of_the_system(&entry.file_name()) {
+            if is_of_the_system(&entry.file_name()) || is_run(&path) {
                 continue;
             }
             let is_link = entry.file_type().is_ok_and(|kind| kind.is_symlink());
@@ -118,8 +118,8 @@ impl fmt::Display for Others {
     }
 }
 
-/// The files below `folder` that are named as images are (see [`extensions`]), and not hidden; sorted.
-/// And what a user should know of the others there.
+/// The files below `folder` that are named as images are (see [`extensions`]), and neither hidden nor in the folder of a
+/// run, unless `folder` itself is one; sorted. And what a user should know of the others there.
 ///
 /// Errors: [`Error::Io`].
 pub fn pictures_below(folder: &Path) -> Result<(Vec<PathBuf>, Option<String>)> {

@@ -56,7 +56,7 @@ impl Transform {
     /// Errors: [`Error::Setting`] where the size is 0 or above 4096, or the statistics are not finite with `std` above 0.
     pub fn eval(size: usize, statistics: Statistics) -> Result<Self> {
         if size == 0 || size > MAX_SIZE {
-            return Err(Error::setting("size", format!("{size} is not in 1..={MAX_SIZE}")));
+            return Err(Error::setting("image_size", format!("{size} is not in 1..={MAX_SIZE}")));
         }
         let Statistics { mean, std } = statistics;
         if !mean.iter().chain(&std).all(|x| x.is_finite()) || std.iter().any(|&x| x <= 0.0) {

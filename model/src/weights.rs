@@ -132,9 +132,11 @@ impl TensorFile {
         Ok(())
     }
 
-    /// The number of classes of a state_dict's head, if it has one.
+    /// The number of classes of a state_dict's head, if it has one. An empty tensor is none: its shape may claim any number,
+    /// whereas that of numbers in a file is bounded by the file.
     pub fn head_classes(&self) -> Option<usize> {
-        self.tensors.get("head.weight")?.shape().first().copied()
+        let shape = self.tensors.get("head.weight")?.shape();
+        shape.first().copied().filter(|_| shape.count() > 0)
     }
 }
 
@@ -273,6 +275,10 @@ mod tests {
             assert!(recognised(&file)?.is_none(), "{name} with one more");
         }
         assert!(recognised(&TensorFile::default())?.is_none());
+        // Whoever names a billion classes needs many gigabytes.
+        let claim = Tensor::full([1 << 30, 0], 0f32);
+        let file = TensorFile { tensors: [("head.weight".to_owned(), claim)].into(), ..TensorFile::default() };
+        assert_eq!((file.head_classes(), recognised(&file)?.is_none()), (None, true));
         Ok(())
     }
 

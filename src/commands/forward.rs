@@ -5,7 +5,7 @@ use super::options::{Threads, model_names};
 use super::output::{FORWARD, GRADIENT, Kind, ensure_output, sign};
 use super::set::{assignment, changed};
 use crate::config::{DEFAULT_MODEL, Recompute, RunConfig};
-use crate::device::{Compute, DeviceName, Precision};
+use crate::device::{Compute, DEVICE_HELP, DeviceName, Precision};
 use crate::memory::{ensure_room_to_infer, ensure_room_to_train, image_bytes};
 use crate::trainer::stored::Stored;
 use crate::trainer::trained::{config_of, name_or_default};
@@ -47,8 +47,7 @@ pub struct Arguments {
     /// The precision to compute in.
     #[arg(long, value_enum, default_value_t = Dtype::F32)]
     dtype: Dtype,
-    /// Where to compute: cpu, cuda (or cuda:1, ...), or emulated (the CPU in the role of a GPU, for tests).
-    #[arg(long, value_name = "NAME", default_value_t)]
+    #[arg(long, value_name = "NAME", default_value_t, help = DEVICE_HELP)]
     device: DeviceName,
     #[command(flatten)]
     threads: Threads,

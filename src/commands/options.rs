@@ -90,12 +90,14 @@ impl fmt::Display for ImageSize {
     }
 }
 
+/// The help of the option for the number of threads, of whichever command.
+pub const THREADS_HELP: &str = "Threads to compute with, at most 8 per core; 0 takes one per core, or as many as \
+    RAYON_NUM_THREADS says. The results have the same bits with any number";
+
 /// How many threads.
 #[derive(Clone, Copy, Debug, Args)]
 pub struct Threads {
-    /// Threads to compute with, at most 8 per core; 0 takes one per core, or as many as RAYON_NUM_THREADS says. The
-    /// results have the same bits with any number.
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, help = THREADS_HELP)]
     threads: usize,
 }
 

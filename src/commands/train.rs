@@ -1,12 +1,12 @@
 //! `biformer train`.
 
 use super::Status;
-use super::options::whole;
+use super::options::{THREADS_HELP, whole};
 use super::set::{Assignments, assignment, fields, run_field};
 use crate::config::{Changes, DEFAULT_MODEL, Recompute, RunConfig, merge};
-use crate::device::{DeviceName, Precision};
+use crate::device::{DEVICE_HELP, DeviceName, Precision};
 use crate::memory::when_it_runs_out;
-use crate::printing::{capitalized, plural, print_lines, tell};
+use crate::printing::{capitalized, plural, tell};
 use crate::signals;
 use crate::trainer::folder::holds_run;
 use crate::trainer::{Outcome, Trainer};
@@ -57,15 +57,12 @@ pub struct Arguments {
     /// Decides initial weights, order, augmentation and dropped blocks; 0 to 2^63 - 1.
     #[arg(long, value_name = "N", value_parser = whole(0..=i64::MAX as u64))]
     seed: Option<u64>,
-    /// Where to compute: cpu, cuda (or cuda:1, ...), or emulated (the CPU in the role of a GPU, for tests).
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", help = DEVICE_HELP)]
     device: Option<DeviceName>,
     /// The precision to compute in; weights are always f32.
     #[arg(long, value_enum)]
     precision: Option<Precision>,
-    /// Threads to compute with, at most 8 per core; 0 takes one per core, or as many as RAYON_NUM_THREADS says. The
-    /// results have the same bits with any number.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", help = THREADS_HELP)]
     threads: Option<u32>,
     /// The run folder; runs/MODEL by default.
     #[arg(long, value_name = "DIR")]
@@ -185,11 +182,8 @@ fn train(trainer: &mut Trainer, stop: &AtomicBool, goes_on: bool) -> Result<Stat
         when_it_runs_out(undrawn);
         trainer.draw()?;
         let epochs = trainer.epochs();
-        print_lines(format_args!(
-            "{folder}: this run is done, after {epochs} epoch{}.\nTrain it further with: biformer train --resume --out \
-             {argument} --epochs N",
-            plural(epochs)
-        ))?;
+        say!("{folder}: this run is done, after {epochs} epoch{}.", plural(epochs));
+        say!("Train it further with: biformer train --resume --out {argument} --epochs N");
         return Ok(ended(stop));
     }
     // If the run was asked to stop before this, for example while the data were being opened, no step is begun.

@@ -81,8 +81,9 @@ pub struct RunConfig {
     /// How many undecodable images may be skipped in an epoch, or in the rest of it that a resumed run has left, before
     /// training stops.
     pub max_bad_images: usize,
-    /// Steps from one checkpoint to the next within an epoch, in case the program is killed; 0 for
-    /// checkpoints at the ends of epochs only. They change nothing in what is computed.
+    /// Steps from one checkpoint to the next within an epoch, in case the program is killed; if they take more than ten
+    /// minutes, there is one sooner. 0 for checkpoints at the ends of epochs only. They change nothing in what is
+    /// computed.
     pub checkpoint_every: usize,
     /// How the learning rate changes.
     pub schedule: ScheduleConfig,

@@ -46,6 +46,15 @@ impl ScheduleConfig {
         Ok(schedule)
     }
 
+    /// A warm-up that leaves a run of this many epochs most of its time.
+    pub fn shorter_warm_up(&self, epochs: usize) -> f64 {
+        let tenth = epochs as f64 / 10.0;
+        match self.rule {
+            ScheduleRule::Cosine => tenth,
+            ScheduleRule::Timm => tenth.floor(),
+        }
+    }
+
     /// Errors: a field that is invalid for a run of this many epochs.
     pub(super) fn check(&self, epochs: usize) -> Result<()> {
         let Self { rule, peak, start, min, warmup_epochs } = *self;

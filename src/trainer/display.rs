@@ -10,6 +10,7 @@ use crate::data_notes::{distinct_notes, images_per_class, lost_classes, warn_of}
 use crate::device::{DeviceName, Precision};
 use crate::paths::quoted;
 use crate::printing::{bar, plural, tell};
+use anyhow::Error;
 use data::{Batch, Dataset, Loader, Split, size_of_image};
 use indicatif::ProgressBar;
 use std::cell::{Cell, RefCell};
@@ -43,14 +44,24 @@ pub fn introduce(learner: &Learner, progress: &Progress, facts: &DataFacts, [tra
         let (frozen, parts) = (frozen.sum::<usize>(), config.freeze.join(", "));
         tell!(io::stdout(), "{frozen} of the parameters are frozen: {parts}.");
         if config.weights.is_empty() {
-            tell!(io::stdout(), "note: without --weights they are random, and stay so.");
+            tell!(io::stderr(), "note: without --weights they are random, and stay so.");
         }
     }
     let peak = config.schedule.peak * config.backbone_lr;
     if begins && config.freeze.is_empty() && !config.weights.is_empty() && peak >= FORGETS {
         tell!(
-            io::stdout(),
+            io::stderr(),
             "note: with a learning rate of {peak} the weights forget much of what they know; to keep it: --lr 1e-4"
+        );
+    }
+    let (epochs, warm_up) = (config.epochs, config.schedule.warmup_epochs);
+    if begins && warm_up > epochs as f64 / 2.0 {
+        tell!(
+            io::stderr(),
+            "note: the learning rate rises during {warm_up} of {epochs} epoch{}; to have it fall for longer: --set \
+             schedule.warmup_epochs={}",
+            plural(epochs),
+            config.schedule.shorter_warm_up(epochs)
         );
     }
     if steps < FEW_STEPS && begins && config.batch_size > config.micro_batches {
@@ -115,7 +126,7 @@ fn describe(config: &RunConfig, parameters: f64, [train, test]: [&dyn Dataset; 2
         );
     }
     for note in distinct_notes([train, test]) {
-        tell!(io::stdout(), "note: {note}");
+        tell!(io::stderr(), "note: {note}");
     }
 }
 
@@ -158,6 +169,8 @@ pub struct Display {
     warned: Cell<bool>,
     epochs: usize,
     steps: usize,
+    /// How long the last test took.
+    tested: Cell<Duration>,
     /// The command that would make the images smaller, if they are files.
     shrink: Option<String>,
 }
@@ -174,16 +187,15 @@ impl Display {
         };
         let shrink = train.dataset().path(0).map(command);
         let (said, warned) = (Cell::new(Instant::now()), Cell::new(false));
-        let (named, unreadable) = (RefCell::default(), RefCell::default());
-        Self { bar, said, named, unreadable, warned, epochs, steps, shrink }
+        let (named, unreadable, tested) = (RefCell::default(), RefCell::default(), Cell::default());
+        Self { bar, said, named, unreadable, warned, epochs, steps, tested, shrink }
     }
 
     /// A step is done.
     pub fn batch(&self, progress: &Progress, images_per_second: f64) {
         let done = progress.epoch() * self.steps + progress.batch;
         self.bar.set_position(done as u64);
-        let per_step = progress.score.images as f64 / progress.batch.max(1) as f64;
-        let left = (self.epochs * self.steps - done) as f64 * per_step / images_per_second.max(1e-9);
+        let left = seconds_left(progress, [self.epochs, self.steps], images_per_second, self.tested.get());
         let message = message(progress, self.epochs, left, images_per_second);
         if self.bar.is_hidden() && self.said.get().elapsed() > NOW_AND_THEN {
             self.said.set(Instant::now());
@@ -214,9 +226,21 @@ impl Display {
         self.bar.suspend(|| fresh.for_each(warn_of));
     }
 
+    /// There was no room for a checkpoint within the epoch.
+    pub fn unsaved(&self, error: &Error) {
+        let cause = error.root_cause();
+        self.bar.suspend(|| {
+            tell!(
+                io::stderr(),
+                "note: no checkpoint could be written ({cause}); training goes on, but make room before the epoch ends"
+            );
+        });
+    }
+
     /// An epoch is done, with its test.
     pub fn epoch(&self, metrics: &EpochMetrics, elapsed: Duration, training: Lap) {
         self.said.set(Instant::now());
+        self.tested.set(elapsed.saturating_sub(training.elapsed));
         self.bar.suspend(|| {
             tell!(
                 io::stdout(),
@@ -233,8 +257,8 @@ impl Display {
                 let share = 100.0 * training.share_waited();
                 let shrink = self.shrink.as_ref().map(|command| format!("; large photographs are read faster after {command}"));
                 tell!(
-                    io::stdout(),
-                    "note: for {share:.0} % of the time training waited for images: making them takes longer than a step{}",
+                    io::stderr(),
+                    "note: for {share:.0} % of the time no images were ready to train on: making them takes longer than a step{}",
                     shrink.unwrap_or_default()
                 );
             }
@@ -245,6 +269,15 @@ impl Display {
     pub fn close(&self) {
         self.bar.finish_and_clear();
     }
+}
+
+/// How long a run of so many epochs, of so many steps each, still takes: its training, at this speed, and a test of this
+/// duration after each epoch.
+fn seconds_left(progress: &Progress, [epochs, steps]: [usize; 2], images_per_second: f64, test: Duration) -> f64 {
+    let steps_left = (epochs - progress.epoch()) * steps - progress.batch;
+    let per_step = progress.score.images as f64 / progress.batch.max(1) as f64;
+    let tests_left = (epochs - progress.epoch()) as f64;
+    steps_left as f64 * per_step / images_per_second.max(1e-9) + tests_left * test.as_secs_f64()
 }
 
 /// The text after the bar. What matters less comes last, where a narrow terminal cuts it off.
@@ -271,6 +304,15 @@ fn clock(seconds: f64) -> String {
 mod tests {
     use super::*;
     use crate::trainer::score::Score;
+
+    #[test]
+    fn the_time_left_has_that_of_the_tests() {
+        let score = Score { images: 50, ..Score::default() };
+        let epochs = vec![EpochMetrics::new(1, 1e-3, score, score)];
+        let progress = Progress { epochs, batch: 5, score, ..Progress::default() };
+        // 15 steps of 10 images, and two tests.
+        assert_eq!(seconds_left(&progress, [3, 10], 50.0, Duration::from_secs(7)), 3.0 + 14.0);
+    }
 
     #[test]
     fn eighty_columns_show_speed_and_time_left() {

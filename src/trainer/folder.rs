@@ -112,10 +112,9 @@ impl RunFolder {
 
     /// Adds advice to the error of something that could not be saved.
     pub fn unsaved(&self, error: Error) -> Error {
-        use io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
         let mend = match kind(&error) {
-            Some(StorageFull | QuotaExceeded) => "make room",
-            Some(FileTooLarge) => "allow larger files (ulimit -f)",
+            _ if is_full(&error) => "make room",
+            Some(io::ErrorKind::FileTooLarge) => "allow larger files (ulimit -f)",
             _ => "mend this",
         };
         let said = match self.checkpoint().exists() {
@@ -274,6 +273,11 @@ fn lock(path: &Path) -> Result<Locked> {
     Locked::new(path).with_context(|| format!("run folder {shown}"))?.with_context(|| {
         format!("run folder {shown}: a run is on its way in it; wait for its end, or choose another with --out")
     })
+}
+
+/// Whether there was no room on a disk, or none left of a user's share.
+pub(super) fn is_full(error: &Error) -> bool {
+    matches!(kind(error), Some(io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded))
 }
 
 /// Which error of the system is the cause, if one is.

@@ -8,6 +8,7 @@
 //! | `recorded.rs` | a training step on a GPU, recorded once and replayed |
 //! | `average.rs` | the moving average of weights and running statistics |
 //! | `checkpoint.rs` | what a run must remember to resume bit for bit, and how it is stored |
+//! | `saving.rs` | when it is stored within an epoch |
 //! | `stored.rs` | any file of weights, whether a run wrote it or not |
 //! | `data_facts.rs` | what a run must remember of its data |
 //! | `trained.rs` | what of a checkpoint is needed to use a trained model |
@@ -33,6 +34,7 @@ mod logs;
 pub mod metrics;
 mod recorded;
 mod resume;
+mod saving;
 pub mod score;
 mod stopwatch;
 pub mod stored;
@@ -55,6 +57,7 @@ use learner::{LOWER_RATE, Learner};
 use metrics::{EpochMetrics, Timing};
 use optim::Schedule;
 use rayon::ThreadPool;
+use saving::Saving;
 use score::Score;
 use std::fmt;
 use std::path::Path;
@@ -286,7 +289,7 @@ impl Trainer {
     fn train_epoch(&mut self, stop: &AtomicBool, one_step: bool, display: &Display) -> Result<Lap> {
         let (epoch, steps) = (self.progress.epoch(), self.train.batches_per_epoch());
         let schedule = self.schedule()?;
-        let mut clock = Stopwatch::start();
+        let (mut clock, mut saving) = (Stopwatch::start(), Saving::every(self.learner.config().checkpoint_every));
         let mut batches = numbered(self.train.epoch(epoch as u64, self.progress.batch));
         while let Some(batch) = clock.waiting(|| batches.next()) {
             if stop.load(Ordering::Relaxed) && !one_step {
@@ -297,7 +300,10 @@ impl Trainer {
             let step = (epoch * steps + self.progress.batch) as u64;
             let lr = schedule.lr(step);
             let given_up = if one_step { &AtomicBool::new(false) } else { stop };
-            let score = self.learner.train_unless(given_up, &batch, step, lr, || batches.peek()?.as_ref().ok());
+            // On a GPU training waits for images here, perhaps while this step is still computed.
+            let score = self
+                .learner
+                .train_unless(given_up, &batch, step, lr, || clock.waiting(|| batches.peek())?.as_ref().ok());
             let score = score.with_context(|| {
                 let number = self.progress.batch + 1;
                 format!("step {} (epoch {}, batch {number} of {steps}), learning rate {lr:.3e}", step + 1, epoch + 1)
@@ -311,9 +317,8 @@ impl Trainer {
             if stop.load(Ordering::Relaxed) {
                 break;
             }
-            let every = self.learner.config().checkpoint_every as u64;
-            if every > 0 && (step + 1).is_multiple_of(every) {
-                self.save()?;
+            if let Some(full) = saving.after(step + 1, || self.save())? {
+                display.unsaved(&full);
             }
         }
         Ok(clock.lap())

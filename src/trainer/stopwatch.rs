@@ -33,7 +33,8 @@ impl Stopwatch {
 /// What was done in some time.
 #[derive(Clone, Copy, Debug)]
 pub struct Lap {
-    elapsed: Duration,
+    /// The time.
+    pub elapsed: Duration,
     waited: Duration,
     images: u64,
 }

@@ -95,13 +95,15 @@ impl Ran {
         self.err.split_inclusive('\n').filter(|line| !line.starts_with("note: as in a run of ")).collect()
     }
 
-    /// Asserts that it was refused as bad input is to be: exit status 2 and one line that says all of `parts`.
+    /// Asserts that it was refused as bad input is to be: exit status 2 and, after the notes of what was begun, one line
+    /// that says all of `parts`.
     #[track_caller]
     pub fn refused(self, parts: &[&str]) {
         assert_eq!(self.status, Some(2), "{self:?}");
-        assert_eq!(self.err.lines().count(), 1, "not one line: {:?}", self.err);
-        assert!(self.err.starts_with("error: "), "{}", self.err);
-        let said = with_slashes(&self.err);
+        let lines: Vec<&str> = self.err.lines().skip_while(|line| line.starts_with("note: ")).collect();
+        assert_eq!(lines.len(), 1, "not one line: {:?}", self.err);
+        assert!(lines[0].starts_with("error: "), "{}", self.err);
+        let said = with_slashes(lines[0]);
         for part in parts {
             assert!(said.contains(&with_slashes(part)), "nothing of {part:?} in: {}", self.err);
         }

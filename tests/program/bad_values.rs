@@ -53,11 +53,12 @@ fn values_that_make_no_sense() {
     let nowhere = samples::config(&folder, "out = \"\"");
     biformer(&["train", "--config", text(&nowhere), "--data", text(data)])
         .refused(&["config-asked.toml", "out is empty, expected a folder"]);
-    let cases: [(&str, &[&str]); 24] = [
+    let cases: [(&str, &[&str]); 25] = [
         ("seed = \"one\"", &["config-asked.toml", "seed", "expected"]),
         ("threads = 4000", &["threads = 4000", "1024", "0 for one per core"]),
         ("image_size = 34", &["an image of 34x34 does not fit", "a side of 32 or 40 fits", "auto_pad = true"]),
         ("image_size = 0", &["image of 0x0 does not fit"]),
+        ("image_size = 8192", &["setting `image_size`: 8192 is not in 1..=4096"]),
         ("micro_batches = 3", &["micro_batches = 3 does not divide batch_size = 16"]),
         ("label_smoothing = 1.0", &["label_smoothing = 1", "less than 1"]),
         ("clip_norm = nan", &["clip_norm = NaN", "0 for no clipping"]),

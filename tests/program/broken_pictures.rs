@@ -29,7 +29,18 @@ fn check_names_them_all_and_a_run_says_so() {
     assert!(said.out.starts_with(table), "{said:?}");
     assert!(said.out.ends_with("0 of 28 images cannot be read.\n") && said.err.is_empty(), "{said:?}");
 
-    // More of them than an error of training names, in both splits, and one that is of another format.
+    // More of them than an error of training names, in both splits, and one that is of another format. How many there
+    // are in a test beside a validation is nothing to training.
+    let test = data.join("test");
+    copy_folder(&data.join("val"), &test);
+    (0..4).for_each(|image| fs::write(test.join(format!("dark/{image}.png")), "no picture").unwrap());
+    let said = check();
+    assert!(said.status == Some(1) && said.out.ends_with("4 of 36 images cannot be read.\n"), "{said:?}");
+    assert!(said.err.contains("note: of dark in test no image can be read\n"), "{said:?}");
+    assert!(!said.err.contains("max_bad_images"), "{said:?}");
+    fs::write(data.join("train/dark/0.png"), "no picture").unwrap();
+    assert!(check().err.ends_with("note: training skips them with --set max_bad_images=1\n"));
+    fs::remove_dir_all(test).unwrap();
     let broken = ["train/dark/0.png", "train/light/3.png", "val/dark/0.png", "val/dark/1.png"];
     broken.iter().for_each(|name| fs::write(data.join(name), "no picture").unwrap());
     fs::write(data.join("val/light/more.heic"), "").unwrap();
@@ -135,9 +146,10 @@ fn pictures_that_are_not_divided_can_be_trained_on() {
     ["dark/mine", "test/mine"].iter().for_each(|place| to(&data.join(place)).refused(&among));
     to(&data).refused(&["it is that of the data", "--out, runs/train for example"]);
     let run = beside.join("run");
-    let said = to(&run).ok().out;
+    let said = to(&run).ok();
     let note = "note: there is neither val/ nor test/: 3 of 20 images are held out as the test\n";
-    assert!(said.contains("17 training images of 2 classes, 3 test images.\n") && said.contains(note), "{said}");
+    assert!(said.out.contains("17 training images of 2 classes, 3 test images.\n"), "{said:?}");
+    assert!(said.err.contains(note), "{said:?}");
     // Of other pictures, some are skipped as well: they may be some of those that it learned from.
     let others = folder.join("others");
     for class in ["dark", "light"] {
@@ -155,7 +167,7 @@ fn pictures_that_are_not_divided_can_be_trained_on() {
     assert_eq!(measured(&[]), ("test".to_owned(), 3));
     assert_eq!(measured(&["--split", "train"]), ("train".to_owned(), 17));
     let said = biformer(&["train", "--resume", "--out", text(&run), "--epochs", "2"]).ok();
-    assert!(said.out.contains("note: skipped 1 folder without an image of its own: mine\n"), "{said:?}");
+    assert!(said.err.contains("note: skipped 1 folder without an image of its own: mine\n"), "{said:?}");
     // A model that was trained on others is measured on all of them; one whose own test is gone is not.
     fs::remove_dir_all(beside).unwrap();
     let (divided, run) = (data.parent().unwrap(), folder.join("other"));
@@ -244,6 +256,7 @@ fn a_class_without_pictures_has_no_accuracy() {
     let eval = ["eval", "--checkpoint", text(&run), "--max-bad-images", "4"];
     let shown = biformer(&eval).ok().out;
     assert!(shown.contains("dark         0       -       -  "), "{shown}");
+    assert!(shown.contains("%\n4 images could not be read, and are not counted.\n"), "{shown}");
     let report: Value = serde_json::from_str(&biformer(&[&eval[..], &["--json"]].concat()).ok().out).unwrap();
     let [dark, light] = [0, 1].map(|class| &report["classes"][class]["top1"]);
     assert!(dark.is_null() && light.is_f64(), "{report}");

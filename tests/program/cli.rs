@@ -108,6 +108,19 @@ fn the_command_line_wins_over_the_file() {
 }
 
 #[test]
+fn a_run_that_is_mostly_warm_up_says_so() {
+    let data = samples::image_folder(&fresh("cli-warm-up-data"));
+    let said = |warm_up: &str| {
+        let asked = ["--batch-size", "5", "--epochs", "1", "--set", warm_up];
+        samples::train(&fresh("cli-warm-up"), "image_size = 32", &data, &asked).ok().err
+    };
+    let note = "note: the learning rate rises during 1 of 1 epoch; to have it fall for longer: --set ";
+    let shorter = "schedule.warmup_epochs=0.1";
+    assert_eq!(said("schedule.warmup_epochs=1"), format!("{note}{shorter}\n"));
+    assert_eq!(said(shorter), "");
+}
+
+#[test]
 fn an_image_folder_works_like_cifar() {
     let folder = fresh("cli-folder");
     let (data, run) = (samples::image_folder(&folder.join("data")), folder.join("run"));
@@ -124,16 +137,17 @@ fn an_image_folder_works_like_cifar() {
         fs::write(data.join(other), "").unwrap();
     }
     copy_folder(&data.join("val"), &data.join("test"));
-    let said = biformer(&train).ok().out;
+    let said = biformer(&train).ok();
     let lines = [
         "M parameters, 15 training images of 2 classes, 8 validation images (val/).",
         "The classes are uneven: from 5 training images (light) to 10 (dark). To see them equally often: --set augmentation.balance=1.\n",
-        "note: skipped 2 files in train/ that are no images by their names: 1 .gif, 1 .heic\n",
-        "note: skipped 1 file in val/ that is no image by its name: 1 .txt\n",
         "of them; to see more of photographs: --image-size 64",
         "The images in test/ had no part in this: biformer eval --checkpoint ",
     ];
-    lines.iter().for_each(|line| assert!(said.contains(line), "{line}: {said}"));
+    lines.iter().for_each(|line| assert!(said.out.contains(line), "{line}: {said:?}"));
+    let notes = "note: skipped 2 files in train/ that are no images by their names: 1 .gif, 1 .heic\n\
+                 note: skipped 1 file in val/ that is no image by its name: 1 .txt\n";
+    assert!(said.err.contains(notes), "{said:?}");
     // What cannot be had any more is not offered.
     // And the model's default number of classes, which the data overruled, may be asked for again.
     let classes = ["--set", "num_classes=10"];

@@ -240,6 +240,10 @@ fn classes_without_names_are_imagenets_or_the_datas() {
     let some = images("some", &mine[280..282]);
     eval(&some, &[]).refused(&["mine 1280, mine 1281 are none of the 1000", "give them with --classes FILE"]);
     let names = folder.join("names.txt");
+    let asked = ["--classes", text(&names)];
+    // Of two classes that are called the same, the second would never be right.
+    fs::write(&names, mine.join("\n").replace("mine 1281", "mine 1280")).unwrap();
+    eval(&some, &asked).refused(&["names.txt: lines 281 and 282 are both \"mine 1280\"", "a name of its own"]);
     fs::write(&names, mine.join("\n")).unwrap();
     let said = eval(&some, &["--json", "--classes", text(&names)]).ok();
     assert_eq!(as_said(&said.out), [("mine 1280".to_owned(), 0.0), ("mine 1281".to_owned(), 1.0)]);

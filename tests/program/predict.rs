@@ -79,10 +79,14 @@ fn predict_prints_the_names_that_it_is_given() {
     for (named, own) in named.iter().zip(&own) {
         assert_eq!((&named["name"], &named["probability"]), (&new(&own["name"]).into(), &own["probability"]));
     }
+    fs::write(&file, "alike\n".repeat(10)).unwrap();
+    assert!(predict(&["--classes", text(&file)]).iter().all(|class| class["name"] == "alike"), "each has its own line");
     fs::write(&file, "one\ntwo\n").unwrap();
     let asked = ["predict", "--checkpoint", text(run), text(&picture), "--classes", text(&file)];
     biformer(&asked).refused(&["--classes", "names.txt", "2 lines for 10 classes"]);
-    biformer(&[&asked[..4], &["--classes", "none.txt"]].concat()).refused(&["--classes none.txt"]);
+    // It is called by its name, also where that has two spaces, or one that does not break a line.
+    let none = "no  names\u{202f}here.txt";
+    biformer(&[&asked[..4], &["--classes", none]].concat()).refused(&[&format!("--classes {none}")]);
     fs::write(&file, lines.join("\n").replacen('\n', "\n \n", 1).rsplit_once('\n').unwrap().0).unwrap();
     biformer(&asked).refused(&["line 2 is empty"]);
 }

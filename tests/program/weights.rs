@@ -210,9 +210,9 @@ fn a_run_has_the_model_of_its_weights() {
     let theirs = config(run);
     for weights in [run, &file] {
         let (tuned, said) = tune("weights-tuned-run", weights, data, &["--set", "drop_path=0.2"]);
-        let said = said.ok().out;
-        assert!(said.contains("with a learning rate of 0.001 the weights forget"), "{said}");
-        assert!(said.contains("is for 10 classes: this model gets a fresh one"), "{said}");
+        let said = said.ok();
+        assert!(said.err.contains("with a learning rate of 0.001 the weights forget"), "{said:?}");
+        assert!(said.out.contains("is for 10 classes: this model gets a fresh one"), "{said:?}");
         let ours = config(&tuned);
         assert_eq!((&ours.model, ours.image_size, ours.epochs), (&theirs.model, theirs.image_size, 1));
         let expected = theirs.architecture.with_overrides(["num_classes=2", "drop_path=0.2"]).unwrap();
@@ -224,7 +224,7 @@ fn a_run_has_the_model_of_its_weights() {
     let larger = tune("weights-tuned-larger", two, data, &["--image-size", "48", "--set", "auto_pad=true"]).0;
     assert_eq!(config(&tune("weights-tuned-of-larger", &larger, data, &[]).0).image_size, 48);
     for gentle in [&["--lr", "1e-4"][..], &["--set", "freeze=stages"], &["--set", "backbone_lr=0.1"]] {
-        let said = tune("weights-tuned-gently", two, data, gentle).1.ok().out;
+        let said = tune("weights-tuned-gently", two, data, gentle).1.ok().err;
         assert!(!said.contains("the weights forget"), "{said}");
     }
     // Another model that is asked for is another.

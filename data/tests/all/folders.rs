@@ -55,13 +55,16 @@ fn images_in_folders_below_a_class_belong_to_it() {
     for name in ["001/b.png", "001/a.png", "more/deep/er/1.jpeg", ".hidden/1.png", "0.png"] {
         write_picture(&root.path().join("train/cat").join(name), 8, 8, [0; 3]);
     }
-    // A folder may be called anything, but these are the system's, or hold small copies.
+    // A folder may be called anything, but these are the system's, or hold small copies, or the pictures of a run.
     write_picture(&root.path().join("train/dog/x.png/1.png"), 8, 8, [0; 3]);
     for name in
         ["dog/@eaDir/1.png/small.png", "dog/more/lost+found/1.png", "@eaDir/cat/small.png", "__MACOSX/cat/._1.png"]
     {
         write_picture(&root.path().join("train").join(name), 8, 8, [0; 3]);
     }
+    let run = root.path().join("train/cat/more/run");
+    write_picture(&run.join("curves.png"), 8, 8, [0; 3]);
+    fs::write(run.join(data::OF_A_RUN), "").unwrap();
     let train = open(root.path().to_str().unwrap(), Split::Train).unwrap();
     let cat =
         ["0.png", "000.png", "001/a.png", "001/b.png", "001.png", "more/deep/er/1.jpeg"].map(|name| ("cat", name));
@@ -73,6 +76,7 @@ fn images_in_folders_below_a_class_belong_to_it() {
     assert_eq!((train.labels(), train.path(9)), (Some(&[0, 0, 0, 0, 0, 0, 1, 1, 1][..]), None));
     let cats = root.path().join("train/cat");
     assert_eq!(data::pictures_below(&cats).unwrap(), (expected[..6].to_vec(), None));
+    assert_eq!(data::pictures_below(&run).unwrap().0, [run.join("curves.png")], "where that is asked for");
     fs::write(cats.join("more/1.heic"), "").unwrap();
     let note = data::pictures_below(&cats).unwrap().1.unwrap();
     assert!(

@@ -287,7 +287,7 @@ fn settings_out_of_range() {
         let result = Transform::eval(size, statistics);
         assert!(matches!(&result, Err(Error::Setting { name, .. }) if *name == setting), "{result:?}");
     };
-    [0, usize::MAX].into_iter().for_each(|size| refused(size, PLAIN, "size"));
+    [0, usize::MAX].into_iter().for_each(|size| refused(size, PLAIN, "image_size"));
     for std in [0.0, -1.0, f32::NAN] {
         refused(8, Statistics { std: [1.0, std, 1.0], ..PLAIN }, "statistics");
     }

@@ -6,7 +6,7 @@ use super::Status;
 use super::options::Threads;
 use crate::data_notes::{distinct_notes, images_per_class, lost_classes};
 use crate::paths::error_of;
-use crate::printing::{bar, column, plural, print_lines, tell};
+use crate::printing::{bar, column, plural, tell};
 use anyhow::{Result, bail};
 use clap::Args;
 use data::{Dataset, Split};
@@ -37,18 +37,22 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
         if let [only] = splits[0].1.classes() {
             tell!(io::stderr(), "note: all images are of one class, {only}: training takes two or more");
         }
-        let (mut bad, mut lost) = (vec![], false);
+        let (mut bad, mut bad_in_training, mut lost) = (0, vec![], false);
         for ((split, dataset), read) in splits.iter().zip(&read) {
-            bad.push(name_unreadable(read));
-            lost |= note_lost_classes(dataset.as_ref(), *split, read);
+            let (unread, lost_here) = (name_unreadable(read), note_lost_classes(dataset.as_ref(), *split, read));
+            bad += unread;
+            // A test beside a validation plays no part in training.
+            if [Split::Train, Split::evaluated(&arguments.data)].contains(split) {
+                bad_in_training.push(unread);
+                lost |= lost_here;
+            }
         }
         repeated::notes(&splits, &read).iter().for_each(|note| tell!(io::stderr(), "note: {note}"));
-        let most = bad.iter().copied().max().unwrap_or(0);
-        let bad: usize = bad.iter().sum();
         let all: usize = splits.iter().map(|(_, dataset)| dataset.len()).sum();
-        print_lines(format_args!("{bad} of {all} image{} cannot be read.", plural(all)))?;
-        if bad > 0 && !lost {
-            let counted = if most < bad { " (in training and in the test, each)" } else { "" };
+        say!("{bad} of {all} image{} cannot be read.", plural(all));
+        let (most, in_all) = (bad_in_training.iter().copied().max().unwrap_or(0), bad_in_training.iter().sum());
+        if most > 0 && !lost {
+            let counted = if most < in_all { " (in training and in the test, each)" } else { "" };
             tell!(io::stderr(), "note: training skips them with --set max_bad_images={most}{counted}");
         }
         Ok(if bad == 0 { Status::Done } else { Status::CheckFailed })

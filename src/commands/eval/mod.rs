@@ -14,11 +14,12 @@ use crate::printing::{bar, tell};
 use crate::trainer::data_facts::{DataFacts, OF_THE_RUN};
 use crate::trainer::score;
 use crate::trainer::trained::{BY_ORDER, TrainedModel, go_by_order, note_unsaid};
-use anyhow::{Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
 use data::{Loader, LoaderConfig, Split, fingerprint};
 use model::{BiFormer, write_safely};
 use report::{Prediction, Report, Tally, of_images, print};
+use std::collections::HashMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use tensor::DType;
@@ -110,6 +111,17 @@ fn ensure_options(arguments: &Arguments) -> Result<()> {
     arguments.confusion.as_deref().map_or(Ok(()), |path| ensure_output("--confusion", path, Kind::Picture))
 }
 
+/// Errors: two classes with one name, by which the data's are found among them.
+fn ensure_told_apart(classes: &[String]) -> Result<()> {
+    let mut lines = HashMap::new();
+    for (line, name) in (1..).zip(classes) {
+        if let Some(first) = lines.insert(name, line) {
+            bail!("lines {first} and {line} are both \"{name}\"; expected a name of its own for each class");
+        }
+    }
+    Ok(())
+}
+
 /// A trained model, and the images that it is measured on.
 struct Opened {
     model: BiFormer,
@@ -159,6 +171,7 @@ fn open(arguments: &Arguments) -> Result<Opened> {
     }
     if let Some(file) = &arguments.classes {
         known.classes = class_names(file, classes)?;
+        ensure_told_apart(&known.classes).with_context(|| format!("--classes {}", file.display()))?;
     } else if !named && go_by_order(&known.classes, dataset.classes()) {
         tell!(io::stderr(), "note: {BY_ORDER} (--classes FILE gives their names)");
         known.classes = dataset.classes().to_vec();

@@ -1,6 +1,6 @@
 //! What an evaluation reports: the counts that it adds up, and how they are printed.
 
-use crate::printing::{column, print_lines, printable};
+use crate::printing::{column, plural, print_lines, printable};
 use crate::trainer::score::{Score, Verdict};
 use anyhow::Result;
 use data::{Dataset, Split};
@@ -82,6 +82,10 @@ pub(super) fn print(report: &Report, json: bool) -> Result<()> {
         "",
         100.0 * macro_top1
     );
+    if report.skipped > 0 {
+        let (skipped, is) = (report.skipped, if report.skipped == 1 { "is" } else { "are" });
+        say!("{skipped} image{} could not be read, and {is} not counted.", plural(skipped));
+    }
     let absent = report.classes.len() - there.len();
     if absent > 0 {
         say!("There are no images of {absent} other classes that the model knows.");
