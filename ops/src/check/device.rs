@@ -1,7 +1,7 @@
 //! An operation on a GPU against the same operation on the CPU in f64, and against itself.
 
 use super::gradient::upstream_of;
-use super::laws::{Twice, same_bits};
+use super::laws::{Twice, same_bits, views_agree};
 use super::within;
 use crate::case::{Case, array};
 use crate::registry::Op;
@@ -64,9 +64,9 @@ pub fn check_on(op: &Op, device: &Device, dtype: DType, again: bool) -> DeviceRe
 }
 
 /// Compares a case on a device, in a type, with the CPU in f64 on the same (rounded) inputs. If it is to run `again`, a
-/// second run must be bit-identical, and a second contribution to a gradient must be accumulated. Errors: those of the
-/// operation; [`Error::Tensor`] if shapes or bits differ; [`Error::MissingGradient`] if only one of the two gives an
-/// input a gradient.
+/// second run must be bit-identical, a second contribution to a gradient must be accumulated, and in f32 a strided view
+/// must give the same bits as a copy, or be refused. Errors: those of the operation; [`Error::Tensor`] if shapes or bits
+/// differ; [`Error::MissingGradient`] if only one of the two gives an input a gradient.
 pub fn parity(case: &Case, device: &Device, dtype: DType, again: bool) -> Result<Parity> {
     let rounded = case.inputs_as(dtype)?;
     let exact = widened(&rounded)?;
@@ -92,6 +92,10 @@ pub fn parity(case: &Case, device: &Device, dtype: DType, again: bool) -> Result
         let second = (value(case, &there)?, backward(case, &there, &upstream_there)?);
         if !same_bits(&[Some(got)], &[Some(second.0)]) || !same_bits(&gradients, &second.1) {
             return Err(tensor::Error::argument("parity", "two runs on the same inputs differ in their bits").into());
+        }
+        // Only once, because it takes long: whether a view is refused does not depend on its type.
+        if dtype == DType::F32 && !views_agree(case, &there, &upstream_there)? {
+            return Err(tensor::Error::argument("parity", "a strided view differs from its copy in its bits").into());
         }
     }
     Ok(found)

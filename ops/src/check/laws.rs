@@ -24,7 +24,9 @@ const BITS: [(&str, Law); 4] = [
     ("law broken: two runs give the same bits", repeatable),
     ("law broken: one thread and two give the same bits", threads_do_not_matter),
     ("law broken: a tape that recomputes cheap values gives the same bits", recomputing_does_not_matter),
-    ("law broken: a strided view gives the same bits as a copy, or is refused", views_agree),
+    ("law broken: a strided view gives the same bits as a copy, or is refused", |case, upstream, _| {
+        views_agree(case, &case.inputs, upstream)
+    }),
 ];
 
 /// How many laws there are.
@@ -157,22 +159,26 @@ impl Function for ReadAgain<'_> {
     }
 }
 
-fn views_agree(case: &Case, upstream: &Tensor, gradients: &PerInput) -> Result<bool> {
-    let value_of_copies = value(case, &case.inputs)?;
-    for input in 0..case.inputs.len() {
-        for view in [with_gaps, transposed] {
-            let mut inputs = case.inputs.clone();
-            let Some(view) = view(&case.inputs[input])? else { continue };
-            inputs[input] = view;
-            match value(case, &inputs) {
+/// Whether strided views of these inputs, which may be on a GPU, give the same bits as copies of them, or are refused.
+pub(super) fn views_agree(case: &Case, inputs: &[Tensor], upstream: &Tensor) -> Result<bool> {
+    for input in 0..inputs.len() {
+        for view in [with_gaps, transposed, repeated] {
+            let Some(view) = view(&inputs[input])? else { continue };
+            let given = |tensor: Tensor| {
+                let mut inputs = inputs.to_vec();
+                inputs[input] = tensor;
+                inputs
+            };
+            let views = given(view.clone());
+            let value_of_views = match value(case, &views) {
                 Err(Error::Tensor(tensor::Error::NotContiguous { .. })) => continue,
-                Err(error) => return Err(error),
-                Ok(value) => {
-                    let agree = same_bits(&[Some(value)], &[Some(value_of_copies.clone())]);
-                    if !agree || !same_bits(&backward(case, &inputs, upstream)?, gradients) {
-                        return Ok(false);
-                    }
-                }
+                outcome => outcome?,
+            };
+            let copies = given(view.contiguous()?);
+            if !same_bits(&[Some(value_of_views)], &[Some(value(case, &copies)?)])
+                || !same_bits(&backward(case, &views, upstream)?, &backward(case, &copies, upstream)?)
+            {
+                return Ok(false);
             }
         }
     }
@@ -202,7 +208,15 @@ fn with_gaps(tensor: &Tensor) -> Result<Option<Tensor>> {
     for (row, values) in values.chunks(cols.max(1)).enumerate() {
         out[row * (cols + 3) + 1..][..cols].copy_from_slice(values);
     }
-    Ok(Some(wider.cast(tensor.dtype())?.slice(rank - 1, 1..cols + 1)?))
+    Ok(Some(wider.cast(tensor.dtype())?.to_device(&tensor.device())?.slice(rank - 1, 1..cols + 1)?))
+}
+
+/// The first element of a vector, broadcast to as many.
+fn repeated(tensor: &Tensor) -> Result<Option<Tensor>> {
+    if tensor.rank() != 1 || tensor.count() < 2 {
+        return Ok(None);
+    }
+    Ok(Some(tensor.slice(0, 0..1)?.broadcast_to(tensor.shape().clone())?))
 }
 
 /// a·factor + b
