@@ -109,10 +109,14 @@ impl Slot<'_> {
     }
 
     /// Lets a GPU write gradients [aside](cuda::Gpu::aside), if they are parameters': nobody reads those before the
-    /// backward pass is over. Other gradients are written at once. `write` is given their places; of the tensors that it
-    /// reads, all that somebody could drop or change meanwhile must be in `reads`. Errors: those of `write`, and
-    /// [`TensorError::Gpu`].
-    pub fn write_aside<const N: usize>(
+    /// backward pass is over. Other gradients are written at once. `write` is given their places. Errors: those of `write`,
+    /// and [`TensorError::Gpu`].
+    ///
+    /// # Safety
+    /// All tensors that `write` reads, and that somebody else could drop or change meanwhile, must be in `reads`; and it
+    /// may write to these places alone, and to tensors that it makes and drops itself.
+    #[allow(unsafe_code)]
+    pub unsafe fn write_aside<const N: usize>(
         mut slots: [&mut Slot<'_>; N],
         reads: &[&Tensor],
         write: impl FnOnce([Option<cuda::Out<'_>>; N]) -> Result<()>,
@@ -123,7 +127,12 @@ impl Slot<'_> {
             *out = if of_parameters { slot.place()? } else { slot.out_on_gpu()? };
         }
         let Some(gpu) = outs.iter().flatten().map(|out| Arc::clone(out.gpu())).next() else { return Ok(()) };
-        if of_parameters { gpu.aside(reads, || write(outs)) } else { write(outs) }
+        if !of_parameters {
+            return write(outs);
+        }
+        // SAFETY: the caller's promise; and the places are in the parameters' gradients, which the walk borrows until it
+        // has joined what is aside.
+        unsafe { gpu.aside(reads, || write(outs)) }
     }
 }
 

@@ -206,9 +206,12 @@ impl Rule for BraRule {
                 }
                 if let Some(weight) = &lepe {
                     let context = dwconv::geometry(op, g.shape(g.v_dim), weight, None)?;
-                    Slot::write_aside([&mut dweight, &mut dbias], &[&qkv, &dout], |outs| {
-                        Ok(cuda::backward_context_weight(g, context, &given, outs)?)
-                    })?;
+                    // SAFETY: it reads these tensors alone, and writes to the places that it is given.
+                    unsafe {
+                        Slot::write_aside([&mut dweight, &mut dbias], &[&qkv, &dout], |outs| {
+                            Ok(cuda::backward_context_weight(g, context, &given, outs)?)
+                        })?;
+                    }
                     if let Some(out) = dqkv.out_on_gpu()? {
                         cuda::add_context_backward(g, context, &given, weight, out)?;
                     }

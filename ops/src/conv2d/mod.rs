@@ -172,9 +172,12 @@ impl Rule for Convolution {
                 }
             }),
             Device::Cuda(_) => {
-                Slot::write_aside([&mut dweight, &mut dbias], &[&dy, &x], |outs| {
-                    Ok(cuda::backward_weight(&geometry, &dy, &x, outs)?)
-                })?;
+                // SAFETY: it reads these tensors alone, and writes to the places that it is given.
+                unsafe {
+                    Slot::write_aside([&mut dweight, &mut dbias], &[&dy, &x], |outs| {
+                        Ok(cuda::backward_weight(&geometry, &dy, &x, outs)?)
+                    })?;
+                }
                 if let Some(dx) = dx.out_on_gpu()? {
                     cuda::backward_input(&geometry, &dy, &weight, dx)?;
                 }

@@ -116,9 +116,12 @@ impl Rule for Dwconv {
             }),
             Device::Cuda(_) => {
                 let [dy_map, x_map] = [cuda::Map::new(&dy, 0, stride)?, cuda::Map::new(&self.x, 0, stride)?];
-                Slot::write_aside([&mut dweight, &mut dbias], &[&dy, &self.x], |outs| {
-                    Ok(cuda::backward_weight(geometry, &dy_map, &x_map, outs)?)
-                })?;
+                // SAFETY: it reads these tensors alone, and writes to the places that it is given.
+                unsafe {
+                    Slot::write_aside([&mut dweight, &mut dbias], &[&dy, &self.x], |outs| {
+                        Ok(cuda::backward_weight(geometry, &dy_map, &x_map, outs)?)
+                    })?;
+                }
                 if let Some(out) = dx.out_on_gpu()? {
                     let kernel = cuda::Kernel { weight: &self.weight, residual: self.residual };
                     cuda::backward_input(geometry, &dy_map, kernel, cuda::MapMut { out, stride })?;

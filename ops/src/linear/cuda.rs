@@ -69,7 +69,8 @@ pub fn backward_weight(
 /// The gradients of a weight (O, I) and a bias (O) [aside](Slot::write_aside), from dy (R, O) and x (R, I).
 pub fn write_aside(slots: [&mut Slot<'_>; 2], weight: &Tensor, [dy, x]: [&Tensor; 2]) -> autograd::Result<()> {
     let extents = extents(weight, [dy.count(), x.count()])?;
-    Slot::write_aside(slots, &[dy, x], |outs| Ok(backward_weight([dy, x], extents, outs)?))
+    // SAFETY: it reads these tensors alone, and writes to the places that it is given.
+    unsafe { Slot::write_aside(slots, &[dy, x], |outs| Ok(backward_weight([dy, x], extents, outs)?)) }
 }
 
 /// The same by our kernels. The maps are [in packs](tall::in_packs).

@@ -92,11 +92,14 @@ impl Gpu {
         if std::ptr::eq(ASIDE_ON.get(), self) { Stream::Aside } else { Stream::Work }
     }
 
-    /// Submits work that executes beside everything that is submitted after it, until [`Gpu::join`]. All tensors that it
-    /// reads, and that somebody else could drop or change meanwhile, must be in `reads`; nobody but it may use what it
-    /// writes. Nothing can be copied from or to the machine's memory. Within other work aside it is a part of that; with the
-    /// variable `BIFORMER_ONE_STREAM` set, nothing is aside. Errors: those of the work, and [`Error::Gpu`].
-    pub fn aside<E: From<Error>>(
+    /// Submits work that executes beside everything that is submitted after it, until [`Gpu::join`]. Nothing can be copied
+    /// from or to the machine's memory. Within other work aside it is a part of that; with the variable
+    /// `BIFORMER_ONE_STREAM` set, nothing is aside. Errors: those of the work, and [`Error::Gpu`].
+    ///
+    /// # Safety
+    /// Until the join, all tensors that the work reads, and that somebody else could drop or change, must be in `reads`;
+    /// and nobody else may use, or drop, what it writes, except for tensors that it makes and drops itself.
+    pub unsafe fn aside<E: From<Error>>(
         &self,
         reads: &[&Tensor],
         work: impl FnOnce() -> std::result::Result<(), E>,
