@@ -118,8 +118,8 @@ impl fmt::Display for Others {
     }
 }
 
-/// The files below `folder` that are named as images are (see [`extensions`]), and neither hidden nor in the folder of a
-/// run, unless `folder` itself is one; sorted. And what a user should know of the others there.
+/// The files below `folder` that are named as images are (see [`extensions`]), and neither hidden nor in the folder of
+/// a run, unless `folder` itself is one; sorted. And what a user should know of the others there.
 ///
 /// Errors: [`Error::Io`].
 pub fn pictures_below(folder: &Path) -> Result<(Vec<PathBuf>, Option<String>)> {

@@ -132,8 +132,8 @@ impl TensorFile {
         Ok(())
     }
 
-    /// The number of classes of a state_dict's head, if it has one. An empty tensor is none: its shape may claim any number,
-    /// whereas that of numbers in a file is bounded by the file.
+    /// The number of classes of a state_dict's head, if it has one. An empty tensor is none: its shape may claim any
+    /// number, whereas of other tensors a file has no more than it has room for.
     pub fn head_classes(&self) -> Option<usize> {
         let shape = self.tensors.get("head.weight")?.shape();
         shape.first().copied().filter(|_| shape.count() > 0)

@@ -271,8 +271,8 @@ impl Display {
     }
 }
 
-/// How long a run of so many epochs, of so many steps each, still takes: its training, at this speed, and a test of this
-/// duration after each epoch.
+/// How many seconds a run of so many epochs, of so many steps each, still takes: its training, at this speed, and a
+/// test of this duration after each epoch.
 fn seconds_left(progress: &Progress, [epochs, steps]: [usize; 2], images_per_second: f64, test: Duration) -> f64 {
     let steps_left = (epochs - progress.epoch()) * steps - progress.batch;
     let per_step = progress.score.images as f64 / progress.batch.max(1) as f64;

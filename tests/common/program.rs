@@ -95,8 +95,8 @@ impl Ran {
         self.err.split_inclusive('\n').filter(|line| !line.starts_with("note: as in a run of ")).collect()
     }
 
-    /// Asserts that it was refused as bad input is to be: exit status 2 and, after the notes of what was begun, one line
-    /// that says all of `parts`.
+    /// Asserts that it was refused as bad input is to be: exit status 2 and, after the notes of what was begun, one
+    /// line that says all of `parts`.
     #[track_caller]
     pub fn refused(self, parts: &[&str]) {
         assert_eq!(self.status, Some(2), "{self:?}");
