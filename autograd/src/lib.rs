@@ -14,7 +14,7 @@
 //! | `exact.rs` | dual numbers: exact derivatives of reference implementations |
 //! | `gradcheck.rs` | the comparison of a backward rule with differences and with dual numbers |
 //! | `error.rs` | [`Error`] |
-#![deny(unsafe_code)] // but for work aside, where a rule has promises to keep
+#![deny(unsafe_code)] // `Slot::write_aside` alone is unsafe: its caller promises what a GPU reads and writes
 
 mod accumulated;
 mod backward;

@@ -124,11 +124,10 @@ impl AdamW {
     ///
     /// Errors, each before the weights or the moments have changed: [`Error::NonFinite`] for gradients that would
     /// destroy the weights (their step ends, too): the norm, and its square once it is clipped, have to be finite in the
-    /// parameters' type; [`Error::Setting`] when `lr` is negative or not finite in the
-    /// parameters' type, or `max_norm` is not positive; [`Error::Layout`] for another model's parameters or gradients;
-    /// [`autograd::Error::Unreached`] when some parameter got no gradient in this step (its old one would be used again),
-    /// [`autograd::Error::NoBackward`] when none did; [`tensor::Error::Shared`] while a tape or a view of the parameters
-    /// lives.
+    /// parameters' type; [`Error::Setting`] when `lr` is negative or not finite in the parameters' type, or `max_norm` is
+    /// not positive; [`Error::Layout`] for another model's parameters or gradients; [`autograd::Error::Unreached`] when
+    /// some parameter got no gradient in this step (its old one would be used again), [`autograd::Error::NoBackward`] when
+    /// none did; [`tensor::Error::Shared`] while a tape or a view of the parameters lives.
     pub fn step_clipped(
         &mut self,
         parameters: &mut Parameters,

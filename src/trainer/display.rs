@@ -254,11 +254,11 @@ impl Display {
                 clock(elapsed.as_secs_f64())
             );
             if training.waits_long() && !self.warned.replace(true) {
-                let share = 100.0 * training.share_waited();
-                let shrink = self.shrink.as_ref().map(|command| format!("; large photographs are read faster after {command}"));
+                let shrink =
+                    self.shrink.as_ref().map(|command| format!("; large photographs are read faster after {command}"));
                 tell!(
                     io::stderr(),
-                    "note: for {share:.0} % of the time no images were ready to train on: making them takes longer than a step{}",
+                    "note: making a batch of images takes longer than training on it{}",
                     shrink.unwrap_or_default()
                 );
             }

@@ -4,7 +4,8 @@ use super::folder::is_full;
 use anyhow::{Error, Result};
 use std::time::{Duration, Instant};
 
-/// From the last checkpoint to the next: however slow its steps are, a killed run loses little more work than this.
+/// From the last checkpoint to the next while a run trains: however slow its steps are, one that is killed then loses
+/// little more work than this.
 const LONGEST: Duration = Duration::from_secs(600);
 
 /// When checkpoints are due within an epoch, which begins with one.
@@ -13,24 +14,30 @@ pub struct Saving {
     every: u64,
     longest: Duration,
     last: Instant,
+    /// Whether there was no room for the last one.
+    full: bool,
 }
 
 impl Saving {
     /// From now on, after this many steps each, or sooner where they take long.
     pub fn every(steps: usize) -> Self {
-        Self { every: steps as u64, longest: LONGEST, last: Instant::now() }
+        Self { every: steps as u64, longest: LONGEST, last: Instant::now(), full: false }
     }
 
     /// Saves if that is due, now that the run has taken this many steps. Gives the error of a full disk, with which
-    /// training goes on: there may be room again before the epoch ends. Errors: all others of saving.
+    /// training goes on: there may be room again when enough time has passed for the next try, or before the epoch ends.
+    /// Errors: all others of saving.
     pub fn after(&mut self, steps: u64, save: impl FnOnce() -> Result<()>) -> Result<Option<Error>> {
-        if self.every == 0 || !steps.is_multiple_of(self.every) && self.last.elapsed() < self.longest {
+        let in_steps = self.every > 0 && steps.is_multiple_of(self.every) && !self.full;
+        let in_time = self.every > 0 && self.last.elapsed() >= self.longest;
+        if !in_steps && !in_time {
             return Ok(None);
         }
         let saved = save();
         self.last = Instant::now();
+        self.full = saved.as_ref().is_err_and(is_full);
         match saved {
-            Err(error) if is_full(&error) => Ok(Some(error)),
+            Err(error) if self.full => Ok(Some(error)),
             saved => saved.map(|()| None),
         }
     }
@@ -67,13 +74,22 @@ mod tests {
 
     #[test]
     fn a_full_disk_ends_no_epoch() {
-        let after = |kind: io::ErrorKind| {
-            let error = Error::from(io::Error::from(kind)).context("saving failed");
-            Saving::every(1).after(1, || Err(error))
+        let failing = |kind: io::ErrorKind| -> Result<()> {
+            let cause = io::Error::from(kind);
+            Err(Error::from(model::Error::Io { path: "checkpoint".into(), cause }).context("saving failed"))
         };
         for full in [io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded] {
-            assert_eq!(after(full).unwrap().unwrap().to_string(), "saving failed");
+            let mut saving = Saving::every(1);
+            assert_eq!(saving.after(1, || failing(full)).unwrap().unwrap().to_string(), "saving failed");
+            assert!(saving.after(2, || panic!("the next try is due later")).unwrap().is_none());
+            saving.longest = Duration::ZERO;
+            assert!(saving.after(3, || Ok(())).unwrap().is_none());
+            saving.longest = LONGEST;
+            assert!(
+                saving.after(4, || failing(full)).unwrap().is_some(),
+                "there is room, and checkpoints are due again"
+            );
         }
-        assert!(after(io::ErrorKind::PermissionDenied).is_err());
+        assert!(Saving::every(1).after(1, || failing(io::ErrorKind::PermissionDenied)).is_err());
     }
 }

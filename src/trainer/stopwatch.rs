@@ -46,7 +46,7 @@ impl Lap {
         (self.images > 0).then(|| self.images as f64 / seconds)
     }
 
-    /// Which share of the time went by waiting for images.
+    /// Which share of the time went by waiting for images; on a GPU, which computes meanwhile, this may cost nothing.
     pub fn share_waited(self) -> f64 {
         self.waited.as_secs_f64() / self.elapsed.max(self.waited).max(Duration::from_nanos(1)).as_secs_f64()
     }

@@ -244,6 +244,9 @@ fn classes_without_names_are_imagenets_or_the_datas() {
     // Of two classes that are called the same, the second would never be right.
     fs::write(&names, mine.join("\n").replace("mine 1281", "mine 1280")).unwrap();
     eval(&some, &asked).refused(&["names.txt: lines 281 and 282 are both \"mine 1280\"", "a name of its own"]);
+    // Unless the data have none of them.
+    fs::write(&names, mine.join("\n").replace("mine 1291", "mine 1290")).unwrap();
+    eval(&some, &asked).ok();
     fs::write(&names, mine.join("\n")).unwrap();
     let said = eval(&some, &["--json", "--classes", text(&names)]).ok();
     assert_eq!(as_said(&said.out), [("mine 1280".to_owned(), 0.0), ("mine 1281".to_owned(), 1.0)]);

@@ -12,24 +12,25 @@ pub fn apply<T: Float>(x: &[T], residual: Option<&[T]>, samples: Range<usize>, k
     let accumulate = out.accumulate || residual.is_some();
     // The pieces are cut regardless of sample boundaries, as there may be few large samples or many small ones.
     out.data.par_chunks_mut(GRAIN).zip(x.par_chunks(GRAIN)).enumerate().for_each(|(part, (data, x))| {
-        let first = part * GRAIN;
+        let start = part * GRAIN;
         if let Some(residual) = residual {
-            put(data, &residual[first..first + x.len()], out.accumulate);
+            put(data, &residual[start..start + x.len()], out.accumulate);
         }
-        simd!(A => apply_part::<T, A>(x, first, sample, samples.start, keep, Out { data, accumulate }));
+        simd!(A => apply_part::<T, A>(x, start, sample, samples.start, keep, Out { data, accumulate }));
     });
 }
 
-/// Processes the elements from `first` on, sample by sample. Sample 0 of x is sample `offset` of the batch.
+/// Processes the elements from `start` on, `sample` of which are a sample. The first sample of all is sample `first` of the
+/// batch.
 #[inline(always)]
-fn apply_part<T: Float, A: Arch>(x: &[T], first: usize, sample: usize, offset: usize, keep: Keep, out: Out<'_, T>) {
-    let mut start = 0;
-    while start < x.len() {
-        let n = (first + start) / sample;
-        let end = ((n + 1) * sample - first).min(x.len());
-        let (x, y) = (&x[start..end], &mut out.data[start..end]);
-        start = end;
-        if keep.allows(keep.rng.word((offset + n) as u64)) {
+fn apply_part<T: Float, A: Arch>(x: &[T], start: usize, sample: usize, first: usize, keep: Keep, out: Out<'_, T>) {
+    let mut done = 0;
+    while done < x.len() {
+        let n = (start + done) / sample;
+        let end = ((n + 1) * sample - start).min(x.len());
+        let (x, y) = (&x[done..end], &mut out.data[done..end]);
+        done = end;
+        if keep.allows(keep.rng.word((first + n) as u64)) {
             let scale = T::of(keep.scale);
             for (y, &x) in y.iter_mut().zip(x) {
                 *y = A::mul_add(x, scale, if out.accumulate { *y } else { T::zero() });

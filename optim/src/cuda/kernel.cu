@@ -20,8 +20,7 @@ __device__ __forceinline__ const T* group_of(const u32* groups, i64 i, const T* 
 
 // The norm √Σ x², accumulated in double, written to `norm` or to the controls, either of which may be null; in the
 // controls, SCALE is set so that a gradient with a norm above MAX_NORM is scaled down to it, and the norm is infinite if
-// its square would be, once it is scaled. Each block sums one piece
-// of the elements into `partial`.
+// its square would be, once it is scaled. Each block sums one piece of the elements into `partial`.
 template <typename T>
 __global__ void gradient_norm(const T* x, double* partial, double* norm, T* controls, i64 count) {
     constexpr int N = Pack<T>::size;

@@ -16,10 +16,9 @@ use crate::trainer::score;
 use crate::trainer::trained::{BY_ORDER, TrainedModel, go_by_order, note_unsaid};
 use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
-use data::{Loader, LoaderConfig, Split, fingerprint};
+use data::{Loader, LoaderConfig, Split, class_among, fingerprint};
 use model::{BiFormer, write_safely};
 use report::{Prediction, Report, Tally, of_images, print};
-use std::collections::HashMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use tensor::DType;
@@ -111,12 +110,15 @@ fn ensure_options(arguments: &Arguments) -> Result<()> {
     arguments.confusion.as_deref().map_or(Ok(()), |path| ensure_output("--confusion", path, Kind::Picture))
 }
 
-/// Errors: two classes with one name, by which the data's are found among them.
-fn ensure_told_apart(classes: &[String]) -> Result<()> {
-    let mut lines = HashMap::new();
-    for (line, name) in (1..).zip(classes) {
-        if let Some(first) = lines.insert(name, line) {
-            bail!("lines {first} and {line} are both \"{name}\"; expected a name of its own for each class");
+/// Errors: two of these classes with one name, by which one of the data's is found among them.
+fn ensure_told_apart(classes: &[String], of_data: &[String]) -> Result<()> {
+    for first in of_data.iter().filter_map(|name| class_among(name, classes)) {
+        let name = &classes[first];
+        if let Some(more) = classes[first + 1..].iter().position(|other| other == name) {
+            let [first, second] = [first + 1, first + more + 2];
+            bail!(
+                "lines {first} and {second} are both \"{name}\"; expected a name of its own for each class of the data"
+            );
         }
     }
     Ok(())
@@ -171,7 +173,8 @@ fn open(arguments: &Arguments) -> Result<Opened> {
     }
     if let Some(file) = &arguments.classes {
         known.classes = class_names(file, classes)?;
-        ensure_told_apart(&known.classes).with_context(|| format!("--classes {}", file.display()))?;
+        ensure_told_apart(&known.classes, dataset.classes())
+            .with_context(|| format!("--classes {}", file.display()))?;
     } else if !named && go_by_order(&known.classes, dataset.classes()) {
         tell!(io::stderr(), "note: {BY_ORDER} (--classes FILE gives their names)");
         known.classes = dataset.classes().to_vec();
