@@ -41,7 +41,7 @@ pub enum Error {
     NoParameters,
     /// Gradients that hold a NaN or an infinity, or whose squares would be infinite in their type. Their step has
     /// [ended](autograd::Gradients::end_step).
-    #[error("the norm of the gradients is {norm:e}: a step along them would destroy the weights")]
+    #[error("the norm of the gradients is {norm:.3e}: a step along them would destroy the weights")]
     NonFinite {
         /// Their norm. A GPU's is infinite if only its square would be.
         norm: f64,
