@@ -11,6 +11,7 @@ mod bench;
 mod broken_pictures;
 mod cli;
 mod determinism;
+mod diverging;
 mod eval;
 mod forward;
 mod freeze;
