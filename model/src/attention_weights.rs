@@ -18,6 +18,7 @@ pub(crate) fn mean(weights: &Tensor, [height, width]: [usize; 2]) -> Result<Tens
         let weight = |head| weights[((image * heads + head) * rows + row) * columns + column];
         let mean = (0..heads).map(weight).sum::<f64>() / heads as f64;
         match mean as f32 {
+            // A double too small for f32 is a weight nevertheless.
             0.0 if mean > 0.0 => f32::MIN_POSITIVE,
             mean => mean,
         }

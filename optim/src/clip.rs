@@ -37,8 +37,8 @@ pub fn gradient_norm(gradients: &Gradients) -> Result<f64> {
     Ok(total[0].sqrt())
 }
 
-/// The factor min(1, max_norm / norm) that brings gradients of this norm down to `max_norm`. An
-/// infinite `max_norm` clips nothing.
+/// The factor min(1, max_norm / norm) that brings gradients of this norm down to `max_norm`. An infinite `max_norm` clips
+/// nothing.
 pub(crate) fn clip_factor(norm: f64, max_norm: f64) -> f64 {
     if norm > max_norm { max_norm / norm } else { 1.0 }
 }

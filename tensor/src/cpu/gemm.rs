@@ -15,7 +15,7 @@ use super::block::{At, Begin, DEPTH, Every, Left, Runs};
 use super::factor::Factor;
 use super::isa::{Arch, Isa};
 use super::packed::{Right, WIDEST};
-use super::parallel::{Interleaved, Out, sum_of_pieces};
+use super::parallel::{Interleaved, Out, sum_stored_pieces};
 use crate::{Element, simd};
 use num_traits::Zero;
 use rayon::prelude::*;
@@ -88,7 +88,7 @@ pub fn gemm<'b, F: Factor>(a: Mat<'_, F::Sum>, b: impl Into<Right<'b, F>>, c: Ou
                 && m * n * k > 2 * F::piece(Isa::current())
                 && k >= 8 * DEPTH =>
         {
-            sum_of_pieces(k.div_ceil(DEPTH), DEPTH * m * n, m * n, c, |blocks, sum| {
+            sum_stored_pieces(k.div_ceil(DEPTH), DEPTH * m * n, m * n, c, |blocks, sum| {
                 let range = blocks.start * DEPTH..(blocks.end * DEPTH).min(k);
                 gemm_on_this_thread(a.cols(range.clone()), b.rows(range), Out::store(sum));
             });

@@ -155,14 +155,14 @@ pub fn sum_in_pieces<T: Float>(
     out: Out<'_, T>,
     partial: impl Fn(Range<usize>, &mut [T]) + Sync,
 ) {
-    sum_of_pieces(items, work_per_item, width, out, |range, sum| {
+    sum_stored_pieces(items, work_per_item, width, out, |range, sum| {
         sum.fill(T::zero());
         partial(range, sum);
     });
 }
 
 /// As [`sum_in_pieces`], where `partial(range, sum)` stores the sum of one range in a row that may hold anything before.
-pub fn sum_of_pieces<T: Float>(
+pub fn sum_stored_pieces<T: Float>(
     items: usize,
     work_per_item: usize,
     width: usize,

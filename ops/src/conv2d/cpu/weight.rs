@@ -8,7 +8,7 @@ use std::ops::Range;
 use tensor::cpu::factor::Factor;
 use tensor::cpu::gemm::{Mat, Patches, gemm_on_this_thread, gemm_patches};
 use tensor::cpu::packed::Packed;
-use tensor::cpu::parallel::{GRAIN, Out, sum_of_pieces};
+use tensor::cpu::parallel::{GRAIN, Out, sum_stored_pieces};
 use tensor::cpu::registers::copy_run;
 use tensor::{Float, Scratch, simd};
 
@@ -49,7 +49,7 @@ pub fn backward_weight<F: Factor>(g: Geometry, dy: &[F::Sum], x: &[F::Sum], dwei
     if blocks > 0 && blocks <= per_piece {
         of_blocks(0..blocks, &mut sums);
     } else {
-        sum_of_pieces(blocks.div_ceil(per_piece), GRAIN, elements, Out::store(&mut sums), |pieces, sums| {
+        sum_stored_pieces(blocks.div_ceil(per_piece), GRAIN, elements, Out::store(&mut sums), |pieces, sums| {
             of_blocks(pieces.start * per_piece..(pieces.end * per_piece).min(blocks), sums);
         });
     }
