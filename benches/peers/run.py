@@ -34,6 +34,8 @@ def arguments():
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--model", default="nano", help="a model name that the Rust program knows")
+    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE",
+                        help="changes fields of the model: drop_path=0.1 trains with the published stochastic depth")
     parser.add_argument("--image-size", type=int, default=32)
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--mode", nargs="+", choices=["train", "infer"], default=["train", "infer"])
@@ -151,7 +153,7 @@ def table(mode, args, runs):
     """Markdown rows: medians over the rounds, and the Rust engine's ratio to each side."""
     rust = runs["rust"]
     lines = [
-        f"### {mode}, {args.model}, {args.image_size}x{args.image_size}, batch {args.batch_size}, "
+        f"### {mode}, {' '.join([args.model, *args.set])}, {args.image_size}x{args.image_size}, batch {args.batch_size}, "
         f"{args.threads} threads",
         "",
         "| | images/s | median step, ms | peak memory, MiB | speed-up |",
@@ -176,7 +178,8 @@ def main():
     python, binary = prepare_python(args.venv), prepare_rust(not args.no_build)
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / f"{args.model}.json"
-        info = call_json([binary, "info", "--model", args.model, "--json"])
+        model = ["--model", args.model, *(["--set", *args.set] if args.set else [])]
+        info = call_json([binary, "info", *model, "--json"])
         config.write_text(json.dumps(info["config"]))
         shape = ["--image-size", args.image_size, "--batch-size", args.batch_size,
                  "--steps", args.steps, "--threads", args.threads, "--json"]
@@ -189,7 +192,7 @@ def main():
                 for side in runs:
                     note(f"{mode}: round {i + 1} of {args.rounds}, {side}")
                     if side == "rust":
-                        result = call_json([binary, "bench", "--model", args.model, "--mode", mode,
+                        result = call_json([binary, "bench", *model, "--mode", mode,
                                             "--precision", args.precision, *shape])
                     else:
                         command = [python, HERE / "bench_torch.py", "--model-json", config, "--mode", mode]

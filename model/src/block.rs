@@ -52,31 +52,32 @@ impl Block {
         if let Some(position) = &self.position {
             x = position.residual(pass, &x)?;
         }
-        let attend = |residual: Option<&_>| self.attention.forward(pass, self.norm1.forward(pass, &x)?, residual);
-        x = self.residual(pass, &x, 0, attend)?;
-        self.residual(pass, &x, 1, |residual| self.mlp.forward(pass, &x, residual.is_some()))
+        x = self.residual(pass, &x, 0, |x, residual| {
+            self.attention.forward(pass, self.norm1.forward(pass, x)?, residual.then_some(x))
+        })?;
+        self.residual(pass, &x, 1, |x, residual| self.mlp.forward(pass, x, residual))
     }
 
-    /// x + γ·branch, where in training whole samples of the branch may be dropped. With neither γ nor dropping, the branch
-    /// adds x itself.
+    /// x + γ·branch(x), where in training samples may skip the branch at random. With neither γ nor skipping, the
+    /// branch is asked to add x itself.
     fn residual<'t>(
         &self,
         pass: &Pass<'t>,
         x: &Var<'t>,
         index: usize,
-        branch: impl FnOnce(Option<&Var<'t>>) -> Result<Var<'t>>,
+        branch: impl Fn(&Var<'t>, bool) -> Result<Var<'t>>,
     ) -> Result<Var<'t>> {
         let stream = if self.drop_path > 0.0 { pass.stream() } else { None };
         if self.gamma.is_none() && stream.is_none() {
-            return branch(Some(x));
+            return branch(x, true);
         }
-        let mut branch = branch(None)?;
-        if let Some(gamma) = &self.gamma {
-            branch = ops::mul(&branch, &pass.parameter(gamma[index]))?;
+        let branch = |x: &_| match &self.gamma {
+            Some(gamma) => Ok(ops::mul(&branch(x, false)?, &pass.parameter(gamma[index]))?),
+            None => branch(x, false),
+        };
+        match stream {
+            Some(stream) => ops::drop_path_residual(x, self.drop_path, stream, pass.first_image(), branch),
+            None => Ok(ops::add(x, &branch(x)?)?),
         }
-        Ok(match stream {
-            Some(stream) => ops::drop_path_residual(&branch, x, self.drop_path, stream, pass.first_image())?,
-            None => ops::add(x, &branch)?,
-        })
     }
 }

@@ -81,7 +81,8 @@ pub struct Trace {
     /// In training, the statistics of each BatchNorm's batch: see
     /// [`BiFormer::update_statistics`](crate::BiFormer::update_statistics) and [`RunningStatistics::update`].
     pub statistics: Vec<(StatisticsId, BatchStatistics)>,
-    /// Where the regions of each routed attention looked, in order.
+    /// Where the regions of each routed attention looked, in order. On the CPU, images that skipped an attention in
+    /// training, by stochastic depth, have no rows there, nor in `attention_weights`.
     pub routes: Vec<Routes>,
     /// The maps after each merging and each stage, (N, H, W, C), if [`Pass::keep_maps`] was called: `down0`, `stage0`,
     /// and so on.
