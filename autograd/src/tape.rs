@@ -134,25 +134,25 @@ impl Tape {
     /// A tape that records, but does not keep values that are cheap to recompute: those of GELU, also after a
     /// batch normalisation that it is fused with, and of layer normalisation. The gradients have the same bits.
     pub fn recomputing_cheap() -> Self {
-        Self { kind: TapeKind::RecomputeCheap, ..Self::default() }
+        Self::of_kind(TapeKind::RecomputeCheap)
     }
 
     /// A tape for gradient checkpointing: it records, but keeps only the inputs of each [segment](Tape::segment), which
     /// it runs a second time in the backward pass. The gradients have the same bits, unless one value is passed to a
     /// segment as two of its inputs.
     pub fn recomputing_segments() -> Self {
-        Self { kind: TapeKind::RecomputeSegments, ..Self::default() }
+        Self::of_kind(TapeKind::RecomputeSegments)
     }
 
     /// A tape that records nothing: for inference. Values are freed as soon as they are no longer used.
     pub fn inference() -> Self {
-        Self { kind: TapeKind::Inference, ..Self::default() }
+        Self::of_kind(TapeKind::Inference)
     }
 
     /// A tape that records, and refuses the first value that is not finite with
     /// [`Error::NotFinite`]: slower, for finding out where a loss went wrong.
     pub fn checking_finite() -> Self {
-        Self { kind: TapeKind::CheckFinite, ..Self::default() }
+        Self::of_kind(TapeKind::CheckFinite)
     }
 
     /// The same tape, watched: the profile measures each operation and each backward rule.

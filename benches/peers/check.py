@@ -1,6 +1,6 @@
-"""Proves that the PyTorch twin is BiFormer: compares it, in f64, with conformance vectors.
+"""Proves that the PyTorch twin is BiFormer: compares it, in f64, with golden vectors.
 
-    python check.py PATH_TO_CONFORMANCE_VECTORS
+    python check.py PATH_TO_GOLDEN_VECTORS
 
 The vectors are outputs of the published model on weights and inputs that a few lines of integer
 arithmetic generate (`generate` below), so that nothing but numbers is needed here. Every way of

@@ -185,12 +185,16 @@ pub(crate) fn layouts() -> String {
 
 /// The first of some names, and how many others there are.
 pub(crate) fn listed(names: &[impl AsRef<str>]) -> String {
-    const MAX: usize = 10;
-    let first = names.iter().take(MAX).map(AsRef::as_ref).collect::<Vec<_>>().join(", ");
-    match names.len().saturating_sub(MAX) {
-        0 => first,
-        more => format!("{first}, and {more} more"),
+    first_of(10, names, ", ", |name| name.as_ref().to_owned())
+}
+
+/// What `say` makes of the first `most` items, and how many others there are.
+fn first_of<T>(most: usize, items: &[T], separator: &str, say: impl Fn(&T) -> String) -> String {
+    let mut said: Vec<String> = items.iter().take(most).map(say).collect();
+    if items.len() > most {
+        said.push(format!("and {} more", items.len() - most));
     }
+    said.join(separator)
 }
 
 /// Classes as the subject of a sentence.
@@ -211,12 +215,7 @@ fn spelt_otherwise(names: &[String], known: &[String]) -> String {
 
 /// What the first of several errors say, and how many others there are.
 fn several(errors: &[Error]) -> String {
-    const MAX: usize = 5;
-    let first = errors.iter().take(MAX).map(Error::to_string).collect::<Vec<_>>().join("; ");
-    match errors.len().saturating_sub(MAX) {
-        0 => first,
-        more => format!("{first}; and {more} more"),
-    }
+    first_of(5, errors, "; ", Error::to_string)
 }
 
 impl Error {

@@ -163,14 +163,15 @@ pub(crate) fn decode(bytes: &[u8], path: &Path) -> Result<Image> {
     Image::new(height as usize, width as usize, rgb.into_raw()).map_err(|cause| undecodable(cause.to_string()))
 }
 
+fn too_large(takes: &str) -> String {
+    format!("{takes} more than {} MiB, the most that is read: shrink it with another program", MAX_DECODED >> 20)
+}
+
 /// The pixels of an image file, or why it cannot be decoded.
 fn pixels(bytes: &[u8]) -> std::result::Result<RgbImage, String> {
     let failed = |cause: ImageError| match cause {
         _ if ends_early(&cause) => CUT_OFF.to_owned(),
-        ImageError::Limits(_) => format!(
-            "it takes more than {} MiB, the most that is read: shrink it with another program",
-            MAX_DECODED >> 20
-        ),
+        ImageError::Limits(_) => too_large("it takes"),
         _ => cause.to_string(),
     };
     if bytes.is_empty() {
@@ -200,10 +201,7 @@ fn pixels(bytes: &[u8]) -> std::result::Result<RgbImage, String> {
     // Its size as RGB counts, too: there, a pixel of one byte, or of one bit, takes three bytes.
     let (decoded, rgb) = (decoder.total_bytes(), 3 * u64::from(width) * u64::from(height));
     if decoded.max(rgb) > MAX_DECODED {
-        return Err(format!(
-            "{width}x{height} pixels take more than {} MiB, the most that is read: shrink it with another program",
-            MAX_DECODED >> 20
-        ));
+        return Err(too_large(&format!("{width}x{height} pixels take")));
     }
     let orientation = decoder.orientation().unwrap_or(Orientation::NoTransforms);
     // While it is turned, or turned into bytes of RGB, it is there twice.

@@ -52,6 +52,7 @@ pub fn from_bytes(dtype: Dtype, bytes: &[u8], shape: Vec<usize>) -> std::result:
         Dtype::BF16 => filled(bytes, shape, |bytes| Some(bf16::from_le_bytes(bytes))),
         Dtype::F16 => filled(bytes, shape, |bytes| Some(half::f16::from_le_bytes(bytes).to_f32())),
         Dtype::I64 => filled(bytes, shape, |bytes| u32::try_from(i64::from_le_bytes(bytes)).ok()),
+        Dtype::U64 => filled(bytes, shape, |bytes| u32::try_from(u64::from_le_bytes(bytes)).ok()),
         Dtype::I32 => filled(bytes, shape, |bytes| u32::try_from(i32::from_le_bytes(bytes)).ok()),
         Dtype::U32 => filled(bytes, shape, |bytes| Some(u32::from_le_bytes(bytes))),
         Dtype::I16 => filled(bytes, shape, |bytes| u32::try_from(i16::from_le_bytes(bytes)).ok()),
@@ -95,10 +96,13 @@ mod tests {
             (Dtype::I16, &[1, 0, 200, 0]),
             (Dtype::U16, &[1, 0, 200, 0]),
             (Dtype::I32, &[1, 0, 0, 0, 200, 0, 0, 0]),
+            (Dtype::I64, &[1, 0, 0, 0, 0, 0, 0, 0, 200, 0, 0, 0, 0, 0, 0, 0]),
+            (Dtype::U64, &[1, 0, 0, 0, 0, 0, 0, 0, 200, 0, 0, 0, 0, 0, 0, 0]),
         ] {
             assert_eq!(read(dtype, bytes).unwrap(), [1, 200], "{dtype:?}");
         }
         assert_eq!(read(Dtype::I8, &[1, 100]).unwrap(), [1, 100]);
         assert!(read(Dtype::I8, &[1, 200]).unwrap_err().contains("negative"));
+        assert!(read(Dtype::U64, &[0xFF; 16]).is_err());
     }
 }

@@ -169,9 +169,7 @@ impl Differences {
     pub fn is_empty(&self) -> bool {
         [&self.missing, &self.unlike, &self.surplus].iter().all(|kind| kind.is_empty())
     }
-}
 
-impl Differences {
     fn way_out(&self) -> &'static str {
         // What a run's checkpoint holds beside the weights.
         if self.missing.is_empty() && self.surplus.iter().any(|name| name.starts_with("optimizer.")) {

@@ -69,15 +69,11 @@ impl Factors {
         self.rounded.get(id)
     }
 
-    /// A parameter or, if it has been replaced, the prepared tensor.
-    pub(crate) fn taken(&self, id: ParamId) -> Tensor {
-        self.prepared.tensors.get(&id).cloned().unwrap_or_else(|| self.get(id))
-    }
-
-    /// A parameter on a tape or, if it has been replaced, the prepared tensor as a constant.
-    pub(crate) fn on<'t>(&self, tape: &'t Tape, id: ParamId) -> Var<'t> {
+    /// A parameter on a tape, where it may be a constant or, if it has been replaced, the prepared tensor, which is one.
+    pub(crate) fn on<'t>(&self, tape: &'t Tape, id: ParamId, constant: bool) -> Var<'t> {
         match self.prepared.tensors.get(&id) {
             Some(tensor) => tape.constant(tensor.clone()),
+            None if constant => tape.constant(self.get(id)),
             None => tape.parameter(&self.rounded, id),
         }
     }
@@ -88,10 +84,12 @@ impl Factors {
         tape: &'t Tape,
         id: ParamId,
         extents: [usize; N],
+        constant: bool,
     ) -> Result<Var<'t>> {
         match self.prepared.tensors.get(&id) {
             Some(tensor) if *tensor.shape() == extents => Ok(tape.constant(tensor.clone())),
             Some(tensor) => Ok(tape.constant(tensor.reshape(extents)?)),
+            None if constant => Ok(tape.constant(self.get(id).reshape(extents)?)),
             None => Ok(tape.parameter_as(&self.rounded, id, extents)?),
         }
     }

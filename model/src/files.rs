@@ -265,7 +265,7 @@ fn ensure_room(file: &mut File, path: &Path, shown: &str) -> Result<u64> {
         let held = match tensor["dtype"].as_str() {
             Some("U8" | "I8") => bytes.saturating_mul(4),
             Some("F16" | "I16" | "U16") => bytes.saturating_mul(2),
-            Some("I64") => bytes / 2,
+            Some("I64" | "U64") => bytes / 2,
             _ => bytes,
         };
         (end, needed) = (end.max(to), needed.saturating_add(held));

@@ -328,18 +328,12 @@ impl<'t> Pass<'t> {
 
     /// A weight or bias of a linear layer or convolution, in the type that these multiply in.
     pub fn factor(&self, id: ParamId) -> Var<'t> {
-        match self.given.constant {
-            true => self.tape.constant(self.given.factors.taken(id)),
-            false => self.given.factors.on(self.tape, id),
-        }
+        self.given.factors.on(self.tape, id, self.given.constant)
     }
 
     /// The same in another shape.
     pub(crate) fn factor_as<const N: usize>(&self, id: ParamId, extents: [usize; N]) -> Result<Var<'t>> {
-        match self.given.constant {
-            true => Ok(self.tape.constant(self.given.factors.taken(id).reshape(extents)?)),
-            false => self.given.factors.on_as(self.tape, id, extents),
-        }
+        self.given.factors.on_as(self.tape, id, extents, self.given.constant)
     }
 
     /// Whether a BatchNorm has been folded into the convolution before it.

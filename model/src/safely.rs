@@ -99,15 +99,11 @@ fn place(path: &Path) -> Result<PathBuf> {
 
 /// The target of a path through symbolic links, which need not exist yet.
 fn through_links(path: &Path) -> std::io::Result<PathBuf> {
-    const MAX_LINKS: usize = 40; // as many as Linux follows
+    const PATHS: usize = 1 + 40; // Linux follows forty links
     let next = |link: &PathBuf| Some(link.parent()?.join(fs::read_link(link).ok()?));
-    let place = std::iter::successors(Some(path.to_owned()), next).take(MAX_LINKS).last();
-    let place = place.unwrap_or_else(|| path.to_owned());
-    match fs::canonicalize(&place) {
-        Err(error) if place.is_symlink() => Err(error),
-        Err(_) => Ok(place),
-        Ok(real) => Ok(real),
-    }
+    let place = std::iter::successors(Some(path.to_owned()), next).take(PATHS).last();
+    let place = place.expect("invariant: the path itself is the first");
+    fs::canonicalize(&place).or_else(|error| if place.is_symlink() { Err(error) } else { Ok(place) })
 }
 
 #[cfg(test)]

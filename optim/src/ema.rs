@@ -31,7 +31,7 @@ impl Default for EmaConfig {
 }
 
 impl EmaConfig {
-    /// [`Error::Setting`](crate::Error::Setting) for a decay outside [0, 1).
+    /// [`Error::Setting`] for a decay outside [0, 1).
     pub fn check(&self) -> Result<()> {
         ensure("decay", self.decay, "in [0, 1)", (0.0..1.0).contains(&self.decay))
     }
@@ -64,7 +64,7 @@ pub struct EmaState {
 }
 
 impl Ema {
-    /// An average that starts at these parameters. Errors: [`Error::Setting`](crate::Error::Setting).
+    /// An average that starts at these parameters. Errors: [`Error::Setting`].
     pub fn new(parameters: &Parameters, config: EmaConfig) -> Result<Self> {
         config.check()?;
         Ok(Self { config, updates: 0, average: parameters.duplicate()?, rate: None, prepared: false })
@@ -86,7 +86,7 @@ impl Ema {
     /// streams, at the cost of a kernel with an optional fifth buffer. On a GPU
     /// [`AdamW::clip_and_step`](crate::AdamW::clip_and_step) includes it.
     ///
-    /// Errors: [`Error::Layout`](crate::Error::Layout) for another model's parameters;
+    /// Errors: [`Error::Layout`] for another model's parameters;
     /// [`tensor::Error::Shared`] while a tape or a view of the average lives.
     pub fn update(&mut self, parameters: &Parameters) -> Result<()> {
         ensure_layout(self.average.layout(), "parameters", parameters.layout())?;
@@ -117,7 +117,7 @@ impl Ema {
         self.rate.as_ref()
     }
 
-    /// The average and its rate, for a kernel that moves it towards `parameters`. Errors: [`Error::Layout`](crate::Error::Layout);
+    /// The average and its rate, for a kernel that moves it towards `parameters`. Errors: [`Error::Layout`];
     /// [`tensor::Error::Argument`] for an update that was not prepared.
     pub(crate) fn with_rate(&mut self, parameters: &Parameters) -> Result<(&mut Tensor, &Tensor)> {
         ensure_layout(self.average.layout(), "parameters", parameters.layout())?;
@@ -137,8 +137,8 @@ impl Ema {
         EmaState { updates: self.updates, average: self.average.flat().clone() }
     }
 
-    /// Continues from a saved state, bit for bit. Errors: [`Error::Layout`](crate::Error::Layout) for that
-    /// of another model; [`Error::Unusable`](crate::Error::Unusable) for numbers that are not finite;
+    /// Continues from a saved state, bit for bit. Errors: [`Error::Layout`] for that
+    /// of another model; [`Error::Unusable`] for numbers that are not finite;
     /// [`tensor::Error::Shared`] while a tape or a view of the average lives, as one's own state is.
     pub fn restore(&mut self, state: &EmaState) -> Result<()> {
         let what = "averaged parameters";

@@ -46,7 +46,7 @@ pub enum Error {
         /// Their norm. A GPU's is infinite if only its square would be.
         norm: f64,
     },
-    /// Unreached parameters.
+    /// What the gradients are refused for: parameters that were not reached, say, or no backward pass at all.
     #[error(transparent)]
     Autograd(autograd::Error),
     /// A tensor that could not be read or written: one that a tape or a saved state still sees, for instance.

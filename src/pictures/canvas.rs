@@ -32,6 +32,11 @@ static FONT_FILE: &[u8] = include_bytes!("DejaVuSans-subset.ttf");
 /// A point of the page, in pixels from its top left corner.
 pub(super) type Point = (f64, f64);
 
+/// The baseline of digits whose middle is at y.
+pub(super) fn middle(y: f64, height: f64) -> f64 {
+    y + 0.31 * height
+}
+
 /// A white page. Lengths are in pixels of the finished picture.
 pub(super) struct Canvas {
     pixels: RgbImage,

@@ -1,6 +1,6 @@
 //! Loss and accuracy over the epochs.
 
-use super::canvas::{Canvas, Point};
+use super::canvas::{Canvas, Point, middle};
 use super::{AXIS, BLUE, GREY, GRID, HEADING, INK, PAPER, SMALL, TEXT, VERMILION};
 use crate::trainer::metrics::EpochMetrics;
 use anyhow::Result;
@@ -247,11 +247,6 @@ fn round_step(at_least: f64) -> f64 {
 
 fn drawable(value: f64) -> bool {
     value.is_finite() && value.abs() <= LARGEST
-}
-
-/// The baseline of digits whose middle is at y.
-fn middle(y: f64, height: f64) -> f64 {
-    y + 0.31 * height
 }
 
 #[cfg(test)]

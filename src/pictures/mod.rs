@@ -8,7 +8,7 @@
 //! | `confusion.rs` | what the images of each class were taken for |
 //! | `scaling.rs` | how the time of attention grows with the map |
 //! | `gallery.rs` | a page of pictures: images, and attentions over them |
-//! | `overlay.rs` | the routed regions, drawn over an image's pixels |
+//! | `overlay.rs` | routed regions, and attention's weights, drawn over an image's pixels |
 //! | `canvas.rs` | what all draw on: lines, text, and PNG |
 //! | `DejaVuSans-subset.ttf` | the letters; its licence lies beside it |
 //!

@@ -1,6 +1,6 @@
 //! How time grows with the size of a map.
 
-use super::canvas::{Canvas, Point};
+use super::canvas::{Canvas, Point, middle};
 use super::{AXIS, BLUE, GREY, GRID, HEADING, INK, SMALL, TEXT, VERMILION};
 use anyhow::Result;
 use plotters::style::RGBColor;
@@ -72,7 +72,7 @@ impl Frame {
         for power in self.seconds[0]..=self.seconds[1] {
             let (_, y) = self.at((1.0, 10f64.powi(power)));
             canvas.line(&[(Self::LEFT, y), (Self::RIGHT, y)], GRID, 1.0)?;
-            canvas.text(&seconds(power), (Self::LEFT - 10.0, y + 0.31 * SMALL), HPos::Right, SMALL, GREY)?;
+            canvas.text(&seconds(power), (Self::LEFT - 10.0, middle(y, SMALL)), HPos::Right, SMALL, GREY)?;
         }
         for power in self.tokens[0]..=self.tokens[1] {
             let (x, _) = self.at((10f64.powi(power), 1.0));
@@ -80,8 +80,8 @@ impl Frame {
             canvas.text(&thousands(power), (x, Self::BOTTOM + 21.0), HPos::Center, SMALL, GREY)?;
         }
         canvas.line(&[(Self::LEFT, Self::BOTTOM), (Self::RIGHT, Self::BOTTOM)], AXIS, 1.0)?;
-        let middle = (Self::LEFT + Self::RIGHT) / 2.0;
-        canvas.text("tokens of the map", (middle, Self::BOTTOM + 45.0), HPos::Center, SMALL, GREY)
+        let centre = (Self::LEFT + Self::RIGHT) / 2.0;
+        canvas.text("tokens of the map", (centre, Self::BOTTOM + 45.0), HPos::Center, SMALL, GREY)
     }
 }
 

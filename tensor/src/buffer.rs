@@ -162,9 +162,7 @@ impl Slabs {
 
     fn grow(&mut self, at_least: usize) {
         let slab = self.ample(at_least).or_else(|| SlabMemory::from_system(at_least));
-        self.add(
-            slab.unwrap_or_else(|| panic!("{OUT_OF_MEMORY}: the system refused {} kB more", at_least.div_ceil(1000))),
-        );
+        self.add(slab.unwrap_or_else(|| refused(at_least)));
     }
 
     /// A slab at least as large as all present ones together, so that there are few. A system that limits address space
@@ -319,13 +317,17 @@ impl Drop for Buffer {
     }
 }
 
+fn refused(bytes: usize) -> ! {
+    panic!("{OUT_OF_MEMORY}: the system refused {} kB more", bytes.div_ceil(1000))
+}
+
 /// Memory that is no part of a slab. Built with `--cfg exact_buffers`, each buffer is an allocation of exactly its size,
 /// so that a sanitizer, or Miri, sees the first byte that is touched beyond it.
 fn alone(len: usize) -> NonNull<u8> {
     // SAFETY: the size is not 0.
     let memory = refusable(|| unsafe { alloc_zeroed(layout_alone(len)) });
     POOL.system_allocations.fetch_add(1, Ordering::Relaxed);
-    NonNull::new(memory).unwrap_or_else(|| panic!("{OUT_OF_MEMORY}: the system refused {} kB more", len.div_ceil(1000)))
+    NonNull::new(memory).unwrap_or_else(|| refused(len))
 }
 
 fn layout_alone(len: usize) -> Layout {

@@ -115,13 +115,6 @@ fn memory_is_handed_out_again() {
     assert!(error.to_string().contains("f32 (288230376151711744)"), "{error}");
 }
 
-/// Mostly, nobody is there to be told.
-#[test]
-fn a_profiler_is_told_when_to_record() {
-    let Some(gpu) = Gpu::for_tests(1) else { return };
-    [true, false].into_iter().for_each(|records| gpu.tell_profiler(records).unwrap());
-}
-
 #[test]
 fn a_view_goes_into_a_part_of_a_tensor() {
     let Some(gpu) = Gpu::for_tests(1) else { return };

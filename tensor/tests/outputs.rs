@@ -51,8 +51,7 @@ fn parts_of_an_output_are_written_alone() {
     let pair = there(Tensor::from_slice(&[5.0f32, 7.0], [2]).unwrap());
     elements::put(t.as_out("test", true).unwrap().part(1, 2), &pair).unwrap();
     assert_eq!(t.to_vec::<f32>().unwrap(), [1.0, 6.0, 7.0, 0.0, 0.0, 1.0]);
-    let (first, mut last) = t.as_span("test").unwrap().split_at(16);
-    assert_eq!((first.len(), last.len()), (16, 8));
+    let (_, mut last) = t.as_span("test").unwrap().split_at(16);
     elements::put(last.out(DType::F32, false), &pair).unwrap();
     assert_eq!(t.to_vec::<f32>().unwrap(), [1.0, 6.0, 7.0, 0.0, 5.0, 7.0]);
     // Nothing goes anywhere, even behind the end.

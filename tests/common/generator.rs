@@ -1,4 +1,4 @@
-//! The generator of the conformance vectors' weights and inputs: integer arithmetic on a tensor's name.
+//! The generator of the golden vectors' weights and inputs: integer arithmetic on a tensor's name.
 
 use biformer::model::TensorFile;
 use biformer::tensor::{DType, Tensor};

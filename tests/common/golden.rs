@@ -1,4 +1,4 @@
-//! Reading conformance vectors.
+//! Reading golden vectors.
 
 use super::generator;
 use biformer::model::{BiFormer, FIELDS, ModelConfig, TensorFile, field_name, preset};

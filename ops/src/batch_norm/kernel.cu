@@ -101,7 +101,7 @@ __global__ void batch_norm_forward(const T* x, const wide<T>* weights, const wid
 #pragma unroll
             for (int j = 0; j < N; j++) {
                 W value = (widen(in[b].at[j]) - mean[j]) * (weight[j] * rstd[j]) + bias[j];
-                out.at[j] = narrow<T>(GELU ? value * Normal<T>(value).distribution : value);
+                out.at[j] = narrow<T>(GELU ? gelu<T>(value) : value);
             }
             store_pack(y + at * channels + tile.column, out, tile.left);
         }
@@ -111,9 +111,7 @@ __global__ void batch_norm_forward(const T* x, const wide<T>* weights, const wid
 // The gradient of a normalised value, from that of GELU of it if that follows.
 template <typename T, bool GELU>
 __device__ __forceinline__ wide<T> before_gelu(wide<T> dy, wide<T> value) {
-    if (!GELU) return dy;
-    Normal<T> normal(value);
-    return dy * (normal.distribution + value * normal.density);
+    return GELU ? dy * gelu_slope(Normal<T>(value), value) : dy;
 }
 
 // Σ dn·x̂ and Σ dn, where dn is dy, or the gradient before GELU if that follows: written to `sums` (2, C), and to the

@@ -40,7 +40,7 @@ pub fn bra_weights(
         ));
     }
     let own = region_of(g, token);
-    let routes = routes.slice(1, own..own + 1)?.contiguous()?.to_device(&Device::Cpu)?.to_vec::<u32>()?;
+    let routes = routes.slice(1, own..own + 1)?.to_vec::<u32>()?;
     if let Some(&route) = routes.iter().find(|&&route| route as usize >= regions) {
         return Err(Error::OutOfRange { op: "bra_weights", what: "a route", index: route as usize, bound: regions });
     }
@@ -98,7 +98,7 @@ fn shares(g: Geometry, qkv: &Tensor, scale: f64, image: usize, own: usize, route
 
 /// The elements of a part of a tensor.
 fn numbers(part: Tensor) -> Result<Vec<f64>> {
-    part.contiguous()?.to_device(&Device::Cpu)?.cast(DType::F64)?.to_vec()
+    part.to_device(&Device::Cpu)?.cast(DType::F64)?.to_vec()
 }
 
 fn dot(a: &[f64], b: &[f64]) -> f64 {

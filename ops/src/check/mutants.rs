@@ -122,12 +122,12 @@ fn run(mutant: Mutant, case: &Case, oracle: &Oracle) -> Result<Outcome> {
         changed = spoil(&mut upstream, BREAKAGES[breakage].1);
     }
     let mut gradients = oracle.gradients(case, &upstream, |tape| match mutant {
-        Mutant::Saved { node, tensor, breakage } if node < tape.nodes().len() => tape.tamper(node, |mut saved| {
+        Mutant::Saved { node, tensor, breakage } => tape.tamper(node, |mut saved| {
             if let Some(saved) = saved.get_mut(tensor) {
                 changed = spoil(saved, BREAKAGES[breakage].1);
             }
         }),
-        Mutant::SwappedSaved { node, first, second } if node < tape.nodes().len() => tape.tamper(node, |mut saved| {
+        Mutant::SwappedSaved { node, first, second } => tape.tamper(node, |mut saved| {
             if second < saved.len() && swap_matters(saved[first], saved[second]) {
                 let (left, right) = saved.split_at_mut(second);
                 changed = true;

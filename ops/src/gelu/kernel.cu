@@ -8,8 +8,7 @@ __global__ void gelu_forward(const T* x, T* y, i64 count) {
     Pack<T> in = load_pack(x + i, count - i), out;
 #pragma unroll
     for (int j = 0; j < Pack<T>::size; j++) {
-        wide<T> value = widen(in.at[j]);
-        out.at[j] = narrow<T>(value * Normal<T>(value).distribution);
+        out.at[j] = narrow<T>(gelu<T>(widen(in.at[j])));
     }
     store_pack(y + i, out, count - i);
 }
@@ -26,7 +25,7 @@ __global__ void gelu_backward(const T* dy, const T* x, T* dx, int accumulate, T*
     for (int j = 0; j < Pack<T>::size; j++) {
         W value = widen(at.at[j]);
         Normal<T> normal(value);
-        slopes[j] = widen(upstream.at[j]) * (normal.distribution + value * normal.density);
+        slopes[j] = widen(upstream.at[j]) * gelu_slope(normal, value);
         again.at[j] = narrow<T>(value * normal.distribution);
     }
     if (y) store_pack(y + i, again, count - i);

@@ -1,4 +1,4 @@
-// The normal distribution, for every kernel that computes GELU.
+// GELU and its slope, by the normal distribution, for every kernel that computes them.
 #pragma once
 #include "instructions.cuh"
 
@@ -27,3 +27,15 @@ struct Normal<bf16> {
         density = 0.39894228f * power;
     }
 };
+
+// x·Φ(x)
+template <typename T>
+__device__ __forceinline__ wide<T> gelu(wide<T> x) {
+    return x * Normal<T>(x).distribution;
+}
+
+// Its slope Φ(x) + x·φ(x)
+template <typename T>
+__device__ __forceinline__ wide<T> gelu_slope(Normal<T> normal, wide<T> x) {
+    return normal.distribution + x * normal.density;
+}

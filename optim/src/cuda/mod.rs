@@ -83,7 +83,7 @@ impl Controls {
 pub(crate) fn norm(x: &Tensor) -> Result<f64> {
     let mut norm = Tensor::empty_on(&x.device(), [], DType::F64)?;
     find_norm(x, Some(&mut norm), None)?;
-    norm.to_device(&Device::Cpu)?.item()
+    norm.item()
 }
 
 /// The same, stored as a number, or among the controls of a step together with the scale that clips x.

@@ -16,6 +16,7 @@ use super::options::{ImageSize, ModelChoice, Threads, model_names};
 use super::output::{Kind, ensure_output};
 use super::set::assignment;
 use crate::device::DeviceName;
+use crate::printing::plural;
 use anyhow::{Result, bail};
 use clap::Args;
 use model::{did_you_mean, nearest, write_safely};
@@ -82,6 +83,18 @@ fn check_all(arguments: &Arguments, ops: &[&Op]) -> Result<Status> {
         write_safely(path, serde_json::to_string_pretty(&reports)?.as_bytes())?;
     }
     Ok(status(&reports))
+}
+
+/// Prints what failed, and how much was checked; `note` ends the line.
+fn print_failures<'r>(operations: usize, failures: impl Iterator<Item = &'r String>, note: &str) -> Result<()> {
+    say!("");
+    let mut failed = 0;
+    for failure in failures {
+        say!("{failure}");
+        failed += 1;
+    }
+    say!("{operations} operation{}, {failed} failure{}.{note}", plural(operations), plural(failed));
+    Ok(())
 }
 
 fn status(reports: &[Value]) -> Status {

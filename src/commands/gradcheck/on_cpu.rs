@@ -1,6 +1,6 @@
 //! `biformer gradcheck`: the operations against their definitions.
 
-use crate::printing::plural;
+use super::print_failures;
 use anyhow::Result;
 use ops::check::{DIFFERENCE_TOLERANCE, EXACT_TOLERANCE, Report, SINGLE_TOLERANCE, check};
 use ops::registry::Op;
@@ -9,7 +9,9 @@ use serde_json::{Value, json};
 /// Checks operations against their definitions. Returns the reports as JSON.
 pub fn check_all(ops: &[&Op]) -> Result<Vec<Value>> {
     let reports = print_all(ops)?;
-    print_failures(&reports)?;
+    let skipped: usize = reports.iter().map(|report| report.skipped).sum();
+    let skipped = format!(" Skipped: {skipped} elements of large cases, by sampling.");
+    print_failures(reports.len(), reports.iter().flat_map(|report| &report.failures), &skipped)?;
     Ok(reports.iter().map(as_json).collect())
 }
 
@@ -40,23 +42,6 @@ fn print_all(ops: &[&Op]) -> Result<Vec<Report>> {
         say!("{line}");
     }
     Ok(reports)
-}
-
-fn print_failures(reports: &[Report]) -> Result<()> {
-    let failures: Vec<&String> = reports.iter().flat_map(|report| &report.failures).collect();
-    say!("");
-    for failure in &failures {
-        say!("{failure}");
-    }
-    let skipped: usize = reports.iter().map(|report| report.skipped).sum();
-    say!(
-        "{} operation{}, {} failure{}. Skipped: {skipped} elements of large cases, by sampling.",
-        reports.len(),
-        plural(reports.len()),
-        failures.len(),
-        plural(failures.len())
-    );
-    Ok(())
 }
 
 fn as_json(report: &Report) -> Value {

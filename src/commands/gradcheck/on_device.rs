@@ -1,7 +1,7 @@
 //! `biformer gradcheck --device`: the kernels of a GPU against those of the CPU.
 
+use super::print_failures;
 use crate::device::{Compute, DeviceName};
-use crate::printing::plural;
 use anyhow::Result;
 use ops::check::device::{DeviceReport, check_on, tolerance};
 use ops::registry::Op;
@@ -37,12 +37,7 @@ pub fn check_all(device: DeviceName, ops: &[&Op]) -> Result<Vec<Value>> {
             reports.push(report);
         }
     }
-    say!("");
-    let failures: Vec<&String> = reports.iter().flat_map(|report| &report.failures).collect();
-    for failure in &failures {
-        say!("{failure}");
-    }
-    say!("{} operation{}, {} failure{}.", ops.len(), plural(ops.len()), failures.len(), plural(failures.len()));
+    print_failures(ops.len(), reports.iter().flat_map(|report| &report.failures), "")?;
     let device = device.to_string();
     Ok(reports.iter().map(|report| as_json(report, &device)).collect())
 }

@@ -5,7 +5,7 @@ use super::factor::Factor;
 use super::gemm::{Mat, last_place};
 use super::isa::{Arch, Isa};
 use super::parallel::{GRAIN, items_per_task};
-use super::registers::{MAX_LANES, Vector, copy_run, load};
+use super::registers::{MAX_LANES, Vector, copy_run, load, store};
 use super::tile::MAX_REGISTERS;
 use super::transpose::transpose;
 use crate::{Buffer, Float, simd};
@@ -308,7 +308,7 @@ unsafe fn copy_rows<T: Float, V: Vector<T>, const COUNT: usize>(b: Mat<'_, T>, t
             // SAFETY: inside both, as just checked; the caller vouches for the register.
             unsafe {
                 let elements = load::<T, V>(from.add(row * b.row_stride + place));
-                elements.store(std::slice::from_raw_parts_mut(to.add(row * b.cols + place), V::LANES));
+                store(elements, to.add(row * b.cols + place));
             }
         }
     }

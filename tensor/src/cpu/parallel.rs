@@ -145,7 +145,7 @@ unsafe fn add_columns<T: Float, V: Vector<T>, const COUNT: usize>(rows: &[T], co
     });
 }
 
-/// Sums over a long axis: `items` are split into at most [`MAX_PIECES`] ranges, depending only on their number and
+/// Sums over a long axis: `items` are split into at most 32 ranges, depending only on their number and
 /// `work_per_item`; `partial(range, sum)` adds one range up into a row of `width` zeros; the rows are then added in
 /// order into `out`.
 pub fn sum_in_pieces<T: Float>(
@@ -194,7 +194,7 @@ pub fn sum_stored_pieces<T: Float>(
 }
 
 /// The most partial sums that [`sum_in_pieces`] makes.
-pub const MAX_PIECES: usize = 32;
+const MAX_PIECES: usize = 32;
 
 /// A slice that several tasks write at once, each its own elements: for results whose parts interleave
 /// (the columns of one attention head), which `par_chunks_mut` cannot express.

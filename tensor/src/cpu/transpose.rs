@@ -1,7 +1,7 @@
 //! Transposes in registers: a block of N rows of N elements each, N the elements of a register.
 
 use super::gemm::last_place;
-use super::registers::{Vector, load};
+use super::registers::{Vector, load, store};
 use crate::{Float, unrolled};
 
 /// Writes the transpose of `from` (rows × columns) to `to` (columns × rows); the number beside each slice is its row
@@ -74,7 +74,7 @@ unsafe fn block<T: Float, V: Vector<T>, const N: usize>(
     });
     for (column, row) in rows.into_iter().enumerate() {
         // SAFETY: as above.
-        row.store(unsafe { std::slice::from_raw_parts_mut(to.add(column * to_stride), N) });
+        unsafe { store(row, to.add(column * to_stride)) };
     }
 }
 

@@ -61,16 +61,6 @@ impl<'a> Span<'a> {
         self.gpu
     }
 
-    /// Its length in bytes.
-    pub fn len(&self) -> usize {
-        self.bytes
-    }
-
-    /// Whether it has no bytes.
-    pub fn is_empty(&self) -> bool {
-        self.bytes == 0
-    }
-
     /// Splits the span in two at a byte offset. Panics if the offset is beyond the end.
     pub fn split_at(self, bytes: usize) -> (Self, Self) {
         assert!(bytes <= self.bytes, "a span of {} bytes cannot be split at {bytes}", self.bytes);

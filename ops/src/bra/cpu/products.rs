@@ -17,7 +17,7 @@
 
 use super::quads::QUAD;
 use tensor::cpu::isa::Arch;
-use tensor::cpu::registers::{Vector, load};
+use tensor::cpu::registers::{Vector, load, store};
 use tensor::{Float, unrolled};
 
 /// The elements of a square: a quad of queries by a quad of keys.
@@ -148,7 +148,7 @@ impl ScoreLayout {
         unrolled!(i in 0..HEIGHT => {
             unrolled!(j in 0..WIDTH => {
                 // SAFETY: as above.
-                sums[i][j].store(unsafe { std::slice::from_raw_parts_mut(to[i].add(j * SQUARE), lanes) });
+                unsafe { store(sums[i][j], to[i].add(j * SQUARE)) };
             });
         });
     }
@@ -307,9 +307,8 @@ impl<T: Float, const ROW: usize, const COLUMN: usize> Weights<'_, T, ROW, COLUMN
             }
         }
         unrolled!(i in 0..HEIGHT => { unrolled!(j in 0..COUNT => {
-            let to = to[i].wrapping_add(j * V::LANES);
             // SAFETY: as above.
-            sums[i][j].store(unsafe { std::slice::from_raw_parts_mut(to, V::LANES) });
+            unsafe { store(sums[i][j], to[i].wrapping_add(j * V::LANES)) };
         }); });
     }
 }

@@ -45,11 +45,13 @@ impl Band {
         after.fill(F::default());
     }
 
-    /// Copies some rows of a map, numbered across all images, into the band; zeros for those that are `None`.
-    pub fn cut<F: Factor>(&self, map: &[F::Sum], width: usize, rows: &[Option<usize>], to: &mut [F]) {
+    /// The band of some rows of a map, numbered across all images; zeros for those that are `None`.
+    pub fn cut<F: Factor>(&self, map: &[F::Sum], width: usize, rows: &[Option<usize>]) -> Scratch<F> {
+        let mut band = Scratch::new(rows.len() * self.row());
         let size = width * self.channels;
-        let rows = to.par_chunks_exact_mut(self.row().max(1)).zip(rows).with_min_len(items_per_task(self.row()));
+        let rows = band.par_chunks_exact_mut(self.row().max(1)).zip(rows).with_min_len(items_per_task(self.row()));
         rows.for_each(|(to, row)| self.copy(row.map(|row| &map[row * size..][..size]), to));
+        band
     }
 }
 
@@ -83,9 +85,7 @@ impl InputBand {
 
     /// The band, cut out of x.
     pub fn cut<F: Factor>(&self, g: &Geometry, x: &[F::Sum]) -> Scratch<F> {
-        let mut band = Scratch::new(self.rows.len() * self.band.row());
-        self.band.cut::<F>(x, g.input[1], &self.rows, &mut band);
-        band
+        self.band.cut(x, g.input[1], &self.rows)
     }
 }
 
@@ -125,9 +125,7 @@ impl OutputBand {
 
     /// The band, cut out of dy.
     pub fn cut<F: Factor>(&self, g: &Geometry, dy: &[F::Sum]) -> Scratch<F> {
-        let mut band = Scratch::new(self.dy_rows.len() * self.band.row());
-        self.band.cut::<F>(dy, g.output[1], &self.dy_rows, &mut band);
-        band
+        self.band.cut(dy, g.output[1], &self.dy_rows)
     }
 
     /// For each pixel of these rows of x whose column has the remainder `across`: where in the band the part of dy that

@@ -64,14 +64,8 @@ pub(crate) struct Kernel<'a> {
 }
 
 /// y = x ∗ kernel + bias, or y += x ∗ kernel + bias.
-pub(crate) fn forward(
-    g: Geometry,
-    x: &Map,
-    Kernel { weight, residual }: Kernel<'_>,
-    bias: Option<&Tensor>,
-    y: MapMut<'_>,
-) -> Result<()> {
-    convolve(g, x, Kernel { weight, residual }, false, bias, y)
+pub(crate) fn forward(g: Geometry, x: &Map, kernel: Kernel<'_>, bias: Option<&Tensor>, y: MapMut<'_>) -> Result<()> {
+    convolve(g, x, kernel, false, bias, y)
 }
 
 /// dx = dy ∗ the kernel rotated by 180°, stored or accumulated.

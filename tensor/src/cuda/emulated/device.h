@@ -196,8 +196,7 @@ inline uint32_t to_bits(float value) {
 }
 
 inline unsigned short round_to_bf16(float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, 4);
+    uint32_t bits = to_bits(value);
     if (value != value) return 0x7fff;
     return static_cast<unsigned short>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }

@@ -16,7 +16,9 @@ use std::sync::{Mutex, OnceLock};
 const VARIABLE: &str = "BIFORMER_CUDA";
 
 /// How the files of the libraries that are looked for begin.
-const LIBRARIES: [&str; 2] = ["libnvrtc.so.", "libcublasLt.so."];
+const LIBRARIES: [&str; 2] = [NVRTC, CUBLASLT];
+const NVRTC: &str = "libnvrtc.so.";
+const CUBLASLT: &str = "libcublasLt.so.";
 
 /// Libraries that were loaded from a folder: they stay loaded, so that the loader finds them by name.
 static KEPT: Mutex<Vec<Library>> = Mutex::new(vec![]);
@@ -35,7 +37,7 @@ pub fn driver() -> Result<()> {
 pub fn compiler() -> Result<()> {
     static FOUND: OnceLock<Result<()>> = OnceLock::new();
     // NVRTC opens its builtins library by its bare name, so that one is loaded first.
-    let files = ["libnvrtc.so.", "libnvrtc-builtins.so."];
+    let files = [NVRTC, "libnvrtc-builtins.so."];
     let find = || {
         find("NVRTC", "nvidia-cuda-nvrtc", &files, c"nvrtcVersion", || {
             use cudarc::nvrtc::sys::{culib, is_culib_present};
@@ -50,7 +52,7 @@ pub fn compiler() -> Result<()> {
 pub fn blas() -> Result<()> {
     static FOUND: OnceLock<Result<()>> = OnceLock::new();
     let find = || {
-        find("cuBLASLt", "nvidia-cublas", &["libcublasLt.so."], c"cublasLtGetVersion", || {
+        find("cuBLASLt", "nvidia-cublas", &[CUBLASLT], c"cublasLtGetVersion", || {
             use cudarc::cublaslt::sys::{culib, is_culib_present};
             // SAFETY: as above.
             unsafe { is_culib_present().then(|| culib()) }
