@@ -13,7 +13,6 @@ use crate::printing::{bar, plural, tell};
 use anyhow::Error;
 use data::{Batch, Dataset, Loader, Split, size_of_image};
 use indicatif::ProgressBar;
-use std::cell::{Cell, RefCell};
 use std::collections::{BTreeSet, HashSet};
 use std::io;
 use std::time::{Duration, Instant};
@@ -160,17 +159,17 @@ const NOW_AND_THEN: Duration = Duration::from_secs(60);
 pub struct Display {
     bar: ProgressBar,
     /// When something was said last.
-    said: Cell<Instant>,
+    said: Instant,
     /// What was already printed: reasons why images could not be decoded, and classes without others.
-    named: RefCell<HashSet<String>>,
+    named: HashSet<String>,
     /// The training images that could not be decoded.
-    unreadable: RefCell<BTreeSet<usize>>,
+    unreadable: BTreeSet<usize>,
     /// Whether the user has been told that training waits for images.
-    warned: Cell<bool>,
+    warned: bool,
     epochs: usize,
     steps: usize,
     /// How long the last test took.
-    tested: Cell<Duration>,
+    tested: Duration,
     /// The command that would make the images smaller, if they are files.
     shrink: Option<String>,
 }
@@ -186,43 +185,49 @@ impl Display {
             format!("biformer shrink --data {data} --output SMALLER --side {side}")
         };
         let shrink = train.dataset().path(0).map(command);
-        let (said, warned) = (Cell::new(Instant::now()), Cell::new(false));
-        let (named, unreadable, tested) = (RefCell::default(), RefCell::default(), Cell::default());
-        Self { bar, said, named, unreadable, warned, epochs, steps, tested, shrink }
+        Self {
+            bar,
+            said: Instant::now(),
+            named: HashSet::new(),
+            unreadable: BTreeSet::new(),
+            warned: false,
+            epochs,
+            steps,
+            tested: Duration::ZERO,
+            shrink,
+        }
     }
 
     /// A step is done.
-    pub fn batch(&self, progress: &Progress, images_per_second: f64) {
+    pub fn batch(&mut self, progress: &Progress, images_per_second: f64) {
         let done = progress.epoch() * self.steps + progress.batch;
         self.bar.set_position(done as u64);
-        let left = seconds_left(progress, [self.epochs, self.steps], images_per_second, self.tested.get());
+        let left = seconds_left(progress, [self.epochs, self.steps], images_per_second, self.tested);
         let message = message(progress, self.epochs, left, images_per_second);
-        if self.bar.is_hidden() && self.said.get().elapsed() > NOW_AND_THEN {
-            self.said.set(Instant::now());
+        if self.bar.is_hidden() && self.said.elapsed() > NOW_AND_THEN {
+            self.said = Instant::now();
             tell!(io::stdout(), "{message}");
         }
         self.bar.set_message(message);
     }
 
     /// As [`skipped`](Self::skipped), of training images.
-    pub fn skipped_in_training(&self, batch: &Batch) {
-        self.unreadable.borrow_mut().extend(batch.skipped.iter().map(|skipped| skipped.sample));
+    pub fn skipped_in_training(&mut self, batch: &Batch) {
+        self.unreadable.extend(batch.skipped.iter().map(|skipped| skipped.sample));
         self.skipped(batch);
     }
 
     /// Names classes of which no training image could be decoded, each once in a run: the model cannot learn them.
-    pub fn lost_classes(&self, train: &dyn Dataset) {
-        let (unreadable, mut named) = (self.unreadable.borrow(), self.named.borrow_mut());
-        let lost = lost_classes(train, unreadable.iter().copied());
-        let fresh = lost.into_iter().filter(|class| named.insert((*class).to_owned()));
+    pub fn lost_classes(&mut self, train: &dyn Dataset) {
+        let lost = lost_classes(train, self.unreadable.iter().copied());
+        let fresh = lost.into_iter().filter(|class| self.named.insert((*class).to_owned()));
         self.bar
             .suspend(|| fresh.for_each(|class| tell!(io::stderr(), "note: of {class} no training image can be read")));
     }
 
     /// Names images that could not be decoded, each once in a run.
-    pub fn skipped(&self, batch: &Batch) {
-        let mut named = self.named.borrow_mut();
-        let fresh = batch.skipped.iter().filter(|skipped| named.insert(skipped.reason.clone()));
+    pub fn skipped(&mut self, batch: &Batch) {
+        let fresh = batch.skipped.iter().filter(|skipped| self.named.insert(skipped.reason.clone()));
         self.bar.suspend(|| fresh.for_each(warn_of));
     }
 
@@ -238,9 +243,9 @@ impl Display {
     }
 
     /// An epoch is done, with its test.
-    pub fn epoch(&self, metrics: &EpochMetrics, elapsed: Duration, training: Lap) {
-        self.said.set(Instant::now());
-        self.tested.set(elapsed.saturating_sub(training.elapsed));
+    pub fn epoch(&mut self, metrics: &EpochMetrics, elapsed: Duration, training: Lap) {
+        self.said = Instant::now();
+        self.tested = elapsed.saturating_sub(training.elapsed);
         self.bar.suspend(|| {
             tell!(
                 io::stdout(),
@@ -253,7 +258,7 @@ impl Display {
                 100.0 * metrics.test_accuracy,
                 clock(elapsed.as_secs_f64())
             );
-            if training.waits_long() && !self.warned.replace(true) {
+            if training.waits_long() && !std::mem::replace(&mut self.warned, true) {
                 let shrink =
                     self.shrink.as_ref().map(|command| format!("; large photographs are read faster after {command}"));
                 tell!(

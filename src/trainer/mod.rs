@@ -245,14 +245,14 @@ impl Trainer {
     pub fn run(&mut self, stop: &AtomicBool) -> Result<Outcome> {
         Arc::clone(&self.pool).install(|| {
             introduce(&self.learner, &self.progress, &self.facts, [&self.train, &self.test]);
-            let display = Display::new(self.learner.config(), &self.progress, &self.train);
-            let outcome = self.run_on(stop, &display).map_err(|error| self.end_with(error));
+            let mut display = Display::new(self.learner.config(), &self.progress, &self.train);
+            let outcome = self.run_on(stop, &mut display).map_err(|error| self.end_with(error));
             display.close();
             outcome
         })
     }
 
-    fn run_on(&mut self, stop: &AtomicBool, display: &Display) -> Result<Outcome> {
+    fn run_on(&mut self, stop: &AtomicBool, display: &mut Display) -> Result<Outcome> {
         let one_step = stop.load(Ordering::Relaxed);
         while !self.finished() {
             let started = Instant::now();
@@ -286,7 +286,7 @@ impl Trainer {
 
     /// Trains on what is left of an epoch, or until `stop` is set. With `one_step`, because `stop` was set from the
     /// beginning, it takes one step.
-    fn train_epoch(&mut self, stop: &AtomicBool, one_step: bool, display: &Display) -> Result<Lap> {
+    fn train_epoch(&mut self, stop: &AtomicBool, one_step: bool, display: &mut Display) -> Result<Lap> {
         let (epoch, steps) = (self.progress.epoch(), self.train.batches_per_epoch());
         let schedule = self.schedule()?;
         let (mut clock, mut saving) = (Stopwatch::start(), Saving::every(self.learner.config().checkpoint_every));
@@ -329,7 +329,7 @@ impl Trainer {
     }
 
     /// The score on the test images, or nothing when `stop` was set before it was complete.
-    fn evaluate(&mut self, stop: &AtomicBool, display: &Display) -> Result<Option<Score>> {
+    fn evaluate(&mut self, stop: &AtomicBool, display: &mut Display) -> Result<Option<Score>> {
         let Self { learner, test, progress, .. } = self;
         let score = learner.with_average(|model| {
             let mut total = Score::default();
