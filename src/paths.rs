@@ -30,18 +30,23 @@ pub fn ensure_expanded(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A data set's source as an absolute path, so that it is valid from any working folder.
+/// A data set's source as an absolute path.
 pub fn rooted(source: &str) -> Result<String> {
+    if source == "embedded" { Ok(source.to_owned()) } else { absolute("data", source) }
+}
+
+/// What a setting names as an absolute path, so that it is valid from any working folder. Nothing stays nothing.
+pub fn absolute(setting: &str, source: &str) -> Result<String> {
     let path = Path::new(source);
-    if source == "embedded" || path.is_absolute() {
+    if source.is_empty() || path.is_absolute() {
         return Ok(source.to_owned());
     }
-    ensure_expanded(path).context("data")?;
+    ensure_expanded(path).context(setting.to_owned())?;
     // The parent of a symbolic link is not the parent of its target.
     let upwards = path.components().any(|component| component == Component::ParentDir);
     let rooted = if upwards { resolved(path) } else { std::path::absolute(path) };
-    let rooted = rooted.with_context(|| format!("data {source}"))?;
-    Ok(rooted.to_str().with_context(|| format!("data {}: no UTF-8 text", rooted.display()))?.to_owned())
+    let rooted = rooted.with_context(|| format!("{setting} {source}"))?;
+    Ok(rooted.to_str().with_context(|| format!("{setting} {}: no UTF-8 text", rooted.display()))?.to_owned())
 }
 
 /// The error of what is read at a path, which begins with its role: `data pictures is missing`. Most errors name the path

@@ -28,6 +28,8 @@ fn the_forecast_is_within_a_tenth() {
         ("train", &["--batch-size", "128", "--recompute", "block"]),
         ("train", &["--model", "tiny", "--batch-size", "8"]),
         ("train", large),
+        // Which takes the most where no image skips a branch.
+        ("train", &[large, &["drop_path=0.2"]].concat()),
         // Few of which are measured.
         ("train", &["--model", "tiny", "--batch-size", "7", "--set", "depth=1,1,1,1"]),
         ("infer", &["--batch-size", "128"]),

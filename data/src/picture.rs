@@ -188,6 +188,9 @@ fn pixels(bytes: &[u8]) -> std::result::Result<RgbImage, String> {
             return Err("it is an animation".to_owned());
         }
     }
+    if bytes.starts_with(b"II\x2B\0") || bytes.starts_with(b"MM\0\x2B") {
+        return Err("it is a BigTIFF: save it as a TIFF".to_owned());
+    }
     let mut reader = ImageReader::new(Cursor::new(bytes)).with_guessed_format().map_err(|cause| cause.to_string())?;
     if !reader.format().is_some_and(|format| format.reading_enabled()) {
         return Err("it is no PNG, JPEG, WebP, BMP, TIFF or PNM".to_owned());
@@ -197,6 +200,10 @@ fn pixels(bytes: &[u8]) -> std::result::Result<RgbImage, String> {
     reader.limits(limits);
 
     let mut decoder = reader.into_decoder().map_err(failed)?;
+    if matches!(decoder.color_type(), ColorType::Rgb32F | ColorType::Rgba32F) {
+        // Decoders take integers of 32 bits for floats, and nobody says which float is white.
+        return Err("its colours have 32 bits each: save it with 8 or 16".to_owned());
+    }
     let (width, height) = decoder.dimensions();
     // Its size as RGB counts, too: there, a pixel of one byte, or of one bit, takes three bytes.
     let (decoded, rgb) = (decoder.total_bytes(), 3 * u64::from(width) * u64::from(height));

@@ -44,7 +44,8 @@ pub struct Pass<'t> {
     given: Arc<Given>,
     /// Draws so far: each gets a random stream of its own.
     draws: Cell<u64>,
-    /// Which image of the batch is the first of this pass.
+    /// Which image of the batch is the first of this pass (not of what a branch gets whose other images
+    /// [skip it](ops::drop_path_residual)).
     first_image: usize,
     trace: RefCell<Trace>,
 }

@@ -139,11 +139,14 @@ fn model(arguments: &Arguments, dtype: DType) -> Result<(BiFormer, ModelConfig)>
     let weights = arguments.checkpoint.display().to_string();
     let stored = Stored::read(&arguments.checkpoint)?;
     stored.note_better(&arguments.checkpoint, "--checkpoint");
-    let known = stored.described().map(|(config, _)| config.architecture.clone());
+    let known = stored.described().map(|(config, _)| config.clone());
     let file = stored.into_weights()?;
     let config = match (&arguments.model, known) {
-        (None, Some(known)) => known,
-        (Some(name), _) => config_of(&file, name)?.architecture,
+        (Some(name), Some(known)) if *name != known.model => {
+            bail!("--model: {weights} knows its model, {}; leave it out", known.model)
+        }
+        (_, Some(known)) => known.architecture,
+        (Some(name), None) => config_of(&file, name)?.architecture,
         (None, None) => config_of(&file, name_or_default(&file)?)?.architecture,
     };
     let mut config = changed(&config, &arguments.set)?;

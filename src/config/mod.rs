@@ -14,11 +14,12 @@ pub use recompute::Recompute;
 pub use schedule::{ScheduleConfig, ScheduleRule};
 
 use crate::device::{Compute, DeviceName, Precision};
+use crate::paths::absolute;
 use crate::printing::one_line;
 use crate::threads::MAX_THREADS;
 use anyhow::{Context, Result, bail};
 use changes::{differences, parse_table, subnormal, usual_folder};
-use data::Augmentation;
+use data::{Augmentation, Crop};
 use model::{Features, ModelConfig, in_plain_words, preset};
 use optim::{AdamWConfig, EmaConfig, Schedule};
 use serde::{Deserialize, Serialize};
@@ -38,7 +39,7 @@ pub struct RunConfig {
     /// `embedded`, or the folder of a data set, of which a run keeps the absolute path.
     pub data: String,
     /// Weights to start from: a run folder, its checkpoint, what `export` wrote, or another state_dict, in a
-    /// safetensors or `.pth` file; empty to start from random ones. If the run names no model, it takes theirs and,
+    /// safetensors or `.pth` file; empty to start from random ones. If the run names no other model, it takes theirs and,
     /// except from a bare state_dict, their `image_size`. If their head is for other classes, those that the data have
     /// as well are copied by name; all others, or a missing head, start random.
     pub weights: String,
@@ -50,7 +51,7 @@ pub struct RunConfig {
     pub backbone_lr: f64,
     /// The run folder.
     pub out: PathBuf,
-    /// Passes over the training images, 1 or more.
+    /// Passes over the training images, 1 to 1048576.
     pub epochs: usize,
     /// Images per step, 1 or more; if it is not given, reduced for small data sets to a quarter of the training images,
     /// but not below 4, or all of them if there are fewer. Images left over at the end of an epoch, too few for a
@@ -78,8 +79,8 @@ pub struct RunConfig {
     /// The largest norm of the gradient of all parameters together, above 0: larger ones are scaled down to it. 0 for
     /// no clipping.
     pub clip_norm: f64,
-    /// How many undecodable images may be skipped in an epoch, or in the rest of it that a resumed run has left, before
-    /// training stops.
+    /// How many undecodable images there may be in an epoch, or in the rest of it that a resumed run has left, before
+    /// training stops. Until then another image is shown in place of each, and a test leaves them out.
     pub max_bad_images: usize,
     /// Steps from one checkpoint to the next within an epoch, in case the program is killed; if they take more than ten
     /// minutes, there is one sooner. 0 for checkpoints at the ends of epochs only. They change nothing in what is
@@ -150,11 +151,12 @@ impl RunConfig {
     }
 
     /// The configuration of a new run that starts from the weights of a run with this configuration, and preprocesses
-    /// images in the same way. Unless the changes name a model, it takes that run's model and image size, except for
-    /// the number of classes, which depends on the data.
+    /// images in the same way. Unless the changes name another model, it takes that run's model and image size,
+    /// except for the number of classes, which depends on the data.
     pub fn tuning(&self, changes: &Changes) -> Result<Self> {
-        let mut config = Self::for_model(changes.model()?.unwrap_or(&self.model))?;
-        if changes.model()?.is_none() {
+        let model = changes.model()?.unwrap_or(&self.model);
+        let mut config = Self::for_model(model)?;
+        if model == self.model {
             let num_classes = config.architecture.num_classes;
             config.architecture = ModelConfig { num_classes, ..self.architecture.clone() };
             config.image_size = self.image_size;
@@ -178,6 +180,9 @@ impl RunConfig {
     /// results may change (`CHANGEABLE`).
     pub fn resumed(&self, changes: &Changes) -> Result<Self> {
         let mut changed = self.with_checked(changes, |_| Ok(()))?;
+        if changes.has("weights") && absolute("weights", &changed.weights)? == absolute("weights", &self.weights)? {
+            changed.weights.clone_from(&self.weights);
+        }
         if changed.architecture.num_classes == Self::for_model(&changed.model)?.architecture.num_classes {
             // As for a new run, a model's default number of classes gives way to that of the data.
             changed.architecture.num_classes = self.architecture.num_classes;
@@ -281,6 +286,30 @@ impl RunConfig {
         self.optimizer.check().context("optimizer")?;
         self.ema.settings().check().context("ema")?;
         Ok(())
+    }
+
+    /// Fields that differ from their defaults and do nothing, each with what it needs.
+    pub fn idle_fields(&self) -> Result<Vec<(&'static str, &'static str)>> {
+        let usual = Self::for_model(&self.model)?;
+        let ((a, default), (ema, usual_ema)) = ((&self.augmentation, &usual.augmentation), (&self.ema, &usual.ema));
+        let (random, erase) = ("augmentation.rand_augment=2", "augmentation.erase=0.25");
+        let fields = [
+            ("ema.decay", "ema.enabled=true", ema.enabled, ema.decay != usual_ema.decay),
+            ("ema.warmup", "ema.enabled=true", ema.enabled, ema.warmup != usual_ema.warmup),
+            ("augmentation.mix", "augmentation.mixup=0.8 or augmentation.cutmix=1", a.mixes(), a.mix != default.mix),
+            ("augmentation.magnitude", random, a.rand_augment > 0, a.magnitude != default.magnitude),
+            ("augmentation.magnitude_std", random, a.rand_augment > 0, a.magnitude_std != default.magnitude_std),
+            ("augmentation.erase_fill", erase, a.erase > 0.0, a.erase_fill != default.erase_fill),
+            ("augmentation.padding", "augmentation.crop=padded", a.crop != Crop::Resized, a.padding != default.padding),
+            (
+                "augmentation.min_scale",
+                "augmentation.crop=resized",
+                a.crop != Crop::Padded,
+                a.min_scale != default.min_scale,
+            ),
+        ];
+        let idle = fields.into_iter().filter(|&(.., used, changed)| changed && !used);
+        Ok(idle.map(|(field, needs, ..)| (field, needs)).collect())
     }
 
     /// Errors: an invalid field of the model or of the preprocessing of its images.

@@ -148,11 +148,11 @@ impl Images {
         let (images, asked, parts) = (train.len(), config.batch_size, config.micro_batches);
         if images < asked {
             bail!(
-                "batch_size = {asked}: data {} has {images} training images, too few for a full batch; use --batch-size {} or \
-                 less{}",
+                "batch_size = {asked}: data {} has {images} training images, too few for a full batch; use {}--batch-size {} or \
+                 less",
                 config.data,
-                (images / parts * parts).max(1),
-                if images < parts { ", and fewer micro_batches" } else { "" }
+                if images < parts { "micro_batches = 1 and " } else { "" },
+                if images < parts { images } else { images / parts * parts },
             );
         }
         let source = || format!("data {}", config.data);

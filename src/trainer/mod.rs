@@ -42,7 +42,7 @@ pub mod trained;
 
 use crate::config::{Changes, RunConfig};
 use crate::memory;
-use crate::paths::rooted;
+use crate::paths::{absolute, rooted};
 use crate::pictures::curves::Told;
 use crate::staging::numbered;
 use crate::threads::pool;
@@ -170,6 +170,7 @@ impl Trainer {
         any_batch: bool,
     ) -> Result<Self> {
         ensure_free(&config.out)?;
+        config.weights = absolute("weights", &config.weights)?;
         announce(&config);
         let images = match images {
             Some(images) => images,

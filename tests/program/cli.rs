@@ -121,6 +121,22 @@ fn a_run_that_is_mostly_warm_up_says_so() {
 }
 
 #[test]
+fn a_setting_that_does_nothing_is_noted() {
+    let data = samples::image_folder(&fresh("cli-idle-data"));
+    let said = |fields: &[&str]| {
+        let asked = ["--batch-size", "5", "--epochs", "1", "--set", "schedule.warmup_epochs=0.1"];
+        samples::train(&fresh("cli-idle"), "image_size = 32", &data, &[&asked[..], fields].concat()).ok().err
+    };
+    // The small model's configuration has an `ema.decay`, and enables it.
+    let fields = ["augmentation.mix=0.5", "augmentation.erase_fill=noise"];
+    let notes = "note: ema.decay does nothing without ema.enabled=true\n\
+        note: augmentation.mix does nothing without augmentation.mixup=0.8 or augmentation.cutmix=1\n\
+        note: augmentation.erase_fill does nothing without augmentation.erase=0.25\n";
+    assert_eq!(said(&[&fields[..], &["ema.enabled=false"]].concat()), notes);
+    assert_eq!(said(&[&fields[..], &["augmentation.cutmix=1", "augmentation.erase=0.25"]].concat()), "");
+}
+
+#[test]
 fn an_image_folder_works_like_cifar() {
     let folder = fresh("cli-folder");
     let (data, run) = (samples::image_folder(&folder.join("data")), folder.join("run"));

@@ -72,8 +72,12 @@ fn forward_takes_a_run_folder_and_says_what_weights_may_be() {
     assert_eq!(logits(run), logits(&run.join("checkpoint.safetensors")));
     // A run knows its model.
     let (with_fields, files) = (logits(run), ["--input", text(&input), "--output", text(&output)]);
-    biformer(&[&["forward", "--checkpoint", text(run)][..], &files].concat()).ok();
-    assert_eq!(TensorFile::read(&output).unwrap().tensors["logits"].to_vec::<f32>().unwrap(), with_fields);
+    let of_run = |more: &[&str]| biformer(&[&["forward", "--checkpoint", text(run)][..], &files, more].concat());
+    for named in [&[][..], &["--model", "nano"]] {
+        of_run(named).ok();
+        assert_eq!(TensorFile::read(&output).unwrap().tensors["logits"].to_vec::<f32>().unwrap(), with_fields);
+    }
+    of_run(&["--model", "micro"]).refused(&["--model: ", "knows its model, nano; leave it out"]);
     forward(Path::new("/nowhere.safetensors")).refused(&[
         "/nowhere.safetensors",
         "expected",

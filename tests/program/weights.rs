@@ -1,6 +1,6 @@
 //! Weights alone: out of a run for other programs, and from other programs to be measured and used.
 
-use crate::common::program::{Ran, biformer, contents, copy_folder, fresh, make_first_best, text};
+use crate::common::program::{Ran, biformer, command, contents, copy_folder, fresh, make_first_best, text};
 use crate::common::samples::{self, Trained};
 use biformer::config::{Changes, RunConfig};
 use biformer::data::Statistics;
@@ -227,15 +227,35 @@ fn a_run_has_the_model_of_its_weights() {
         let said = tune("weights-tuned-gently", two, data, gentle).1.ok().err;
         assert!(!said.contains("the weights forget"), "{said}");
     }
-    // Another model that is asked for is another.
-    tune("weights-tuned-other", run, data, &["--model", "nano"]).1.refused(&[
-        "the model of its weights",
-        "do not fit",
-        "is missing",
-    ]);
+    // Named again it is the same, and another is another.
+    let (again, said) = tune("weights-tuned-again", &larger, data, &["--model", "nano"]);
+    said.ok();
+    assert_eq!(config(&again).architecture, config(&larger).architecture);
+    assert_eq!(config(&again).image_size, 48);
     let micro = tune("weights-tuned-other", run, data, &["--model", "micro"]).1;
     micro.refused(&["they are of nano, not of micro; leave --model out"]);
-    tune("weights-tuned-other", run, data, &["--set", "depth=1,2"]).1.refused(&["stages.1.1", "is missing"]);
+    tune("weights-tuned-other", run, data, &["--set", "depth=1,2"]).1.refused(&["model of its weights", "stages.1.1"]);
+}
+
+#[test]
+fn a_run_knows_its_weights_wherever_it_goes_on() {
+    let [run, data] = shared();
+    let folder = fresh("weights-from-here");
+    copy_folder(run, &folder.join("first"));
+    let second = folder.join("second");
+    let train = |from: &Path, asked: &[&str]| {
+        let shared = ["train", "--data", text(data), "--out", text(&second), "--epochs"];
+        Ran::from(command(&[&shared[..], asked].concat()).current_dir(from).output().unwrap())
+    };
+    train(&folder, &["1", "--batch-size", "5", "--weights", "first"]).ok();
+    let written = fs::read_to_string(second.join("config.toml")).unwrap();
+    let weights = RunConfig::parse(&written).unwrap().weights;
+    assert_eq!(fs::canonicalize(&weights).unwrap(), fs::canonicalize(folder.join("first")).unwrap());
+    assert!(Path::new(&weights).is_absolute(), "{weights}");
+    // The same folder by other names, and another folder.
+    train(&second, &["2", "--resume", "--weights", "../first"]).ok();
+    train(&folder, &["3", "--resume", "--weights", "./first"]).ok();
+    train(&folder, &["4", "--resume", "--weights", "second"]).refused(&["weights = ", "cannot be had"]);
 }
 
 #[test]

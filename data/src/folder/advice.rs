@@ -21,7 +21,7 @@ pub(crate) fn nearly(root: &Path) -> String {
         return misnamed;
     }
     if let Some(part) = [Split::Val, Split::Test].into_iter().find(|part| root.join(part.name()).is_dir()) {
-        return format!("It has {}/, but no train/. ", part.name());
+        return format!("It has {0}/, but no train/; if {0} is a class, give it another name. ", part.name());
     }
     let shown = root.display();
     let is_image_folder = |path: &PathBuf| {

@@ -239,6 +239,22 @@ fn other_formats_show_the_picture_that_a_png_is() {
     assert!(load(ANIMATED).unwrap_err().to_string().ends_with("it is an animation"));
 }
 
+#[test]
+fn colours_of_32_bits_and_big_tiffs_are_refused() {
+    let root = tempfile::tempdir().unwrap();
+    let path = root.path().join("a.tiff");
+    for picture in [DynamicImage::new_rgb32f(3, 2), DynamicImage::new_rgba32f(3, 2)] {
+        picture.save(&path).unwrap();
+        let said = load_image(&path).unwrap_err().to_string();
+        assert!(said.ends_with("its colours have 32 bits each: save it with 8 or 16"), "{said}");
+    }
+    for first in [b"II\x2b\0\x08\0\0\0", b"MM\0\x2b\0\x08\0\0"] {
+        fs::write(&path, first).unwrap();
+        let said = load_image(&path).unwrap_err().to_string();
+        assert!(said.ends_with("it is a BigTIFF: save it as a TIFF"), "{said}");
+    }
+}
+
 /// Grey, deeper and transparent pixels as red, green and blue; what hides a colour is ignored.
 #[test]
 fn pixels_of_other_kinds_have_the_colours_of_rgb() {
