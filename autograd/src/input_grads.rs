@@ -267,6 +267,13 @@ impl<'s, 'a> InputGrads<'s, 'a> {
         Ok(())
     }
 
+    /// Room beside the gradient of an input that is a parameter, of the same shape and type, to be [given](Self::give)
+    /// later.
+    pub(crate) fn room_for_parameter(&self, input: usize) -> Option<Tensor> {
+        let target = self.targets.get(input)?.as_ref().filter(|target| target.parameter.is_some())?;
+        Some(Tensor::empty(target.shape.clone(), target.dtype))
+    }
+
     /// What the pass has accumulated so far, for a rule that walks tapes of its own.
     pub(crate) fn accumulated(&mut self) -> &mut Accumulated<'a> {
         self.accumulated

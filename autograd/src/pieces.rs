@@ -173,8 +173,15 @@ impl Rule for Pieces {
 
 impl Pieces {
     fn backward_of<T: Float>(self, dy: &Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
-        let mut slot = grads.open(0)?;
-        let dx = slot.out::<T>()?;
+        // A parameter's gradient must not be held open while the pieces are walked, as they may use it, too.
+        let (mut apart, mut slot) = match grads.room_for_parameter(0) {
+            Some(dx) => (Some(dx), None),
+            None => (None, Some(grads.open(0)?)),
+        };
+        let dx = match (&mut apart, &mut slot) {
+            (Some(dx), _) => Some(Out::store(dx.as_mut_slice::<T>("pieces")?)),
+            (None, slot) => slot.as_mut().map_or(Ok(None), |slot| slot.out::<T>())?,
+        };
         // dx has a row for each sample, none of any length where nobody wants it; pieces and groups are runs of them:
         //   | piece 0 | piece 1 | piece 2 | piece 3 | piece 4 | ..
         //   | group 0           | group 1           | group 2   ..
@@ -201,8 +208,9 @@ impl Pieces {
         walked.iter().filter_map(|group| group.owner).try_for_each(|owner| whole.ensure_model(owner))?;
         let mut parameters = walked.into_iter().map(|group| group.parameters);
         whole.parameters = parameters.next().unwrap_or_default();
-        grads.close(slot);
+        slot.into_iter().for_each(|slot| grads.close(slot));
         add_up::<T>(parameters, grads)?;
+        apart.map_or(Ok(()), |dx| grads.give(0, dx))?;
         absorb(&self.profile, &profiles);
         Ok(())
     }

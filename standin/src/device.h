@@ -1,4 +1,7 @@
-// A stand-in for a GPU, as adversarial as the manuals allow: the requests of a stream are executed as late as possible, or, for streams that are set to be eager, as early as possible; host memory is read when a copy executes, not when it is requested; device memory is inaccessible between requests, is filled with NaN at first, ends at a page boundary, and becomes inaccessible when it is freed.
+// A stand-in for a GPU, as adversarial as the manuals allow: the requests of a stream are executed as late as possible,
+// or, for streams that are set to be eager, as early as possible; host memory is read when a copy executes, not when it
+// is requested; device memory is inaccessible between requests, is filled with NaN at first, ends at a page boundary,
+// and becomes inaccessible when it is freed.
 #pragma once
 #include "ptx/traces.h"
 #include <cstdint>

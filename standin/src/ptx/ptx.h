@@ -1,8 +1,15 @@
-// PTX as NVRTC writes it, interpreted on a CPU: the code that a GPU would get, not what another compiler makes of the same source. So instructions that only a GPU has (tensor cores, matrix loads from shared memory, asynchronous copies, approximations) are executed with their actual operands, and so is the compiler's code for everything else.
+// PTX as NVRTC writes it, interpreted on a CPU: the code that a GPU would get, not what another compiler makes of the
+// same source. So instructions that only a GPU has (tensor cores, matrix loads from shared memory, asynchronous copies,
+// approximations) are executed with their actual operands, and so is the compiler's code for everything else.
 //
-// A warp's active lanes execute an instruction together. After a divergent branch the lanes that are furthest behind in the code go first, so that all reconverge as soon as possible. Where the manual leaves a choice, the worst case is taken: approximations in f32 have the largest allowed error, tensor cores truncate sums, warps and blocks run in random order, copies are done only when they are waited for.
+// A warp's active lanes execute an instruction together. After a divergent branch the lanes that are furthest behind in
+// the code go first, so that all reconverge as soon as possible. Where the manual leaves a choice, the worst case is
+// taken: approximations in f32 have the largest allowed error, tensor cores truncate sums, warps and blocks run in
+// random order, copies are done only when they are waited for.
 //
-// Reported, with the line of the PTX, are: accesses out of bounds or not aligned; reads of uninitialised shared memory; data races, between threads of a warp, of a block or of different blocks (`traces.h`); lanes that wait for lanes that never arrive; and instructions that are not supported here.
+// Reported, with the line of the PTX, are: accesses out of bounds or not aligned; reads of uninitialised shared memory;
+// data races, between threads of a warp, of a block or of different blocks (`traces.h`); lanes that wait for lanes that
+// never arrive; and instructions that are not supported here.
 #pragma once
 #include "../code.h"
 #include <algorithm>
@@ -25,7 +32,8 @@ typedef void (*Step)(Warp&, const Instruction&);
 
 enum class Flow : uint8_t { ON, BRANCH, END, BARRIER, TOGETHER };
 enum class Space : uint8_t { PARAMETER, SHARED, GLOBAL, LOCAL };
-// How a load uses caches: as usual, bypassing L1, or through the read-only cache, for memory that nothing writes during the launch.
+// How a load uses caches: as usual, bypassing L1, or through the read-only cache, for memory that nothing writes during
+// the launch.
 enum class Path : uint8_t { USUAL, FRESH, CONSTANT };
 
 struct Instruction {
@@ -41,7 +49,8 @@ struct Instruction {
     uint32_t target = 0; // of a branch
     uint32_t line = 0;
     int64_t offset = 0; // from an address
-    // The operands in order, with vectors element by element. Each is a row of values, one per lane, of a register or a constant; this is its byte offset from the warp's first row.
+    // The operands in order, with vectors element by element. Each is a row of values, one per lane, of a register or a
+    // constant; this is its byte offset from the warp's first row.
     uint32_t rows[14] = {};
 };
 
@@ -91,7 +100,8 @@ const Known* known(const std::string& name);
 void fuse(std::vector<Instruction>& code);
 // The instructions for asynchronous copies, tickets and prefetches.
 std::map<std::string, Known> memory_instructions();
-// The load or store for elements of a type, such as `.f32`, in registers of this width; null if that combination is not supported.
+// The load or store for elements of a type, such as `.f32`, in registers of this width; null if that combination is not
+// supported.
 Step load_or_store(bool loads, const std::string& type, uint32_t held);
 
 // An asynchronous copy on its way.
@@ -118,7 +128,8 @@ struct Warp {
     unsigned number;
     std::vector<char> registers, local;
     char* rows; // the registers, aligned
-    // The lanes that have not ended; that are executing; that wait for others; that have executed a fence after their last write to global memory; and that have taken a ticket.
+    // The lanes that have not ended; that are executing; that wait for others; that have executed a fence after their
+    // last write to global memory; and that have taken a ticket.
     Lanes alive, active, waiting, fenced, ticketed;
     uint64_t left; // the instructions left before the warp is considered to be in an infinite loop
     uint32_t at[LANES]; // which instruction each lane is at

@@ -6,7 +6,8 @@
 
 namespace standin::ptx {
 
-// FRESH bypasses the L1 cache, CONSTANT uses the read-only cache. An asynchronous copy begins to write, and later ends. A ticket is an atomic read and write.
+// FRESH bypasses the L1 cache, CONSTANT uses the read-only cache. An asynchronous copy begins to write, and later ends.
+// A ticket is an atomic read and write.
 enum class Access : uint8_t { READ, READ_FRESH, READ_CONSTANT, WRITE, BEGIN_WRITE, END_WRITE, TICKET };
 inline bool is_read(Access access) { return access <= Access::READ_CONSTANT; }
 
@@ -19,7 +20,8 @@ struct Moment {
 
 constexpr uint32_t THREADS = 1024;
 
-// The point at which a thread enters, or leaves, the order that tickets create among blocks, and after how many barriers of its block. It covers the threads that a barrier has synchronised with it, too.
+// The point at which a thread enters, or leaves, the order that tickets create among blocks, and after how many
+// barriers of its block. It covers the threads that a barrier has synchronised with it, too.
 struct Crossing {
     int32_t barriers = -1; // none
     uint32_t thread = 0;

@@ -1,7 +1,11 @@
 // CUDA on a CPU, for kernels of this project: what `prelude.cuh` builds on when a kernel is compiled by the system's C++
 // compiler. It is for finding mistakes, not for speed.
 //
-// A block's threads are fibers on one thread of the host. They switch only where they wait for each other: at a barrier of the block, or at an exchange within a warp. In between each runs without interruption, so a missing barrier would go unnoticed if they always ran in the same order; therefore their order is drawn anew from a seed in every round, and asynchronous copies move nothing before they are waited for. The order of blocks varies, too. A deadlock is reported as an error.
+// A block's threads are fibers on one thread of the host. They switch only where they wait for each other: at a barrier
+// of the block, or at an exchange within a warp. In between each runs without interruption, so a missing barrier would
+// go unnoticed if they always ran in the same order; therefore their order is drawn anew from a seed in every round,
+// and asynchronous copies move nothing before they are waited for. The order of blocks varies, too. A deadlock is
+// reported as an error.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -50,7 +54,8 @@ struct Fiber {
     unsigned groups; // of copies, that are complete
 };
 
-// A rendezvous of the threads of a block or a warp: how many there are, how many have arrived, and how many rendezvous have been held.
+// A rendezvous of the threads of a block or a warp: how many there are, how many have arrived, and how many rendezvous
+// have been held.
 struct Meeting {
     unsigned size, arrived, held;
 };
@@ -89,7 +94,8 @@ inline uint64_t draw() { // splitmix64
     return z ^ z >> 31;
 }
 
-// Switches from one fiber to another. Local to the library, because the symbol is not declared global; it has this name on every system.
+// Switches from one fiber to another. Local to the library, because the symbol is not declared global; it has this name
+// on every system.
 extern "C" void emulated_switch(void** from, void* to) __asm__("emulated_switch");
 
 #if defined(__x86_64__) && !defined(_WIN32)
