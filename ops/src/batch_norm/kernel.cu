@@ -101,7 +101,7 @@ __global__ void batch_norm_forward(const T* x, const wide<T>* weights, const wid
 #pragma unroll
             for (int j = 0; j < N; j++) {
                 W value = (widen(in[b].at[j]) - mean[j]) * (weight[j] * rstd[j]) + bias[j];
-                out.at[j] = narrow<T>(GELU ? gelu<T>(value) : value);
+                out.at[j] = narrow<T>(GELU ? gelu_of<T>(value) : value);
             }
             store_pack(y + at * channels + tile.column, out, tile.left);
         }

@@ -8,7 +8,7 @@ __global__ void gelu_forward(const T* x, T* y, i64 count) {
     Pack<T> in = load_pack(x + i, count - i), out;
 #pragma unroll
     for (int j = 0; j < Pack<T>::size; j++) {
-        out.at[j] = narrow<T>(gelu<T>(widen(in.at[j])));
+        out.at[j] = narrow<T>(gelu_of<T>(widen(in.at[j])));
     }
     store_pack(y + i, out, count - i);
 }

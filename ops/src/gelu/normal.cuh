@@ -30,7 +30,7 @@ struct Normal<bf16> {
 
 // x·Φ(x)
 template <typename T>
-__device__ __forceinline__ wide<T> gelu(wide<T> x) {
+__device__ __forceinline__ wide<T> gelu_of(wide<T> x) {
     return x * Normal<T>(x).distribution;
 }
 

@@ -167,7 +167,7 @@ __global__ void __launch_bounds__(THREADS, 2)
                     const u32 pre = pack_bf16(low, high);
                     const float a = low_half(pre), b = high_half(pre); // rounded, as the backward pass has them
                     linear[side][pair] = pre;
-                    active[side][pair] = pack_bf16(gelu<bf16>(a), gelu<bf16>(b));
+                    active[side][pair] = pack_bf16(gelu_of<bf16>(a), gelu_of<bf16>(b));
                 }
             }
             if (pre_gelu && channel < hidden)

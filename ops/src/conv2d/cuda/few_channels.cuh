@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(few_channels::MOST_THREADS, OUTPUTS > 32 ? 2 :
 #pragma unroll
                         for (int k = 0; k < 2; k++) {
                             values[k] = sums[group][tile][half * 2 + k] + biases[group][tile * 2 + k];
-                            if (gelu) values[k] = gelu<bf16>(values[k]);
+                            if (gelu) values[k] = gelu_of<bf16>(values[k]);
                         }
                         words[tile] = pack_bf16(values[0], values[1]);
                     }

@@ -295,7 +295,7 @@ __global__ void __launch_bounds__(THREADS, N == 32 && PACKS ? 3 : 2)
                     }
                     if (gelu) {
 #pragma unroll
-                        for (int j = 0; j < 8; j++) values[j] = gelu<bf16>(values[j]);
+                        for (int j = 0; j < 8; j++) values[j] = gelu_of<bf16>(values[j]);
                     }
                     u32 words[4];
 #pragma unroll
