@@ -35,7 +35,8 @@ pub fn rooted(source: &str) -> Result<String> {
     if source == "embedded" { Ok(source.to_owned()) } else { absolute("data", source) }
 }
 
-/// What a setting names as an absolute path, so that it is valid from any working folder. Nothing stays nothing.
+/// What a setting names as an absolute path, so that it is valid from any working folder. Nothing stays nothing. Errors: a `~`
+/// that no shell has expanded, a working folder that is missing or whose name is no UTF-8 text.
 pub fn absolute(setting: &str, source: &str) -> Result<String> {
     let path = Path::new(source);
     if source.is_empty() || path.is_absolute() {
@@ -47,6 +48,17 @@ pub fn absolute(setting: &str, source: &str) -> Result<String> {
     let rooted = if upwards { resolved(path) } else { std::path::absolute(path) };
     let rooted = rooted.with_context(|| format!("{setting} {source}"))?;
     Ok(rooted.to_str().with_context(|| format!("{setting} {}: no UTF-8 text", rooted.display()))?.to_owned())
+}
+
+/// Whether a setting, which may be relative, names what another one named, perhaps in another folder: `runs/first` is the
+/// end of `/home/one/runs/first`.
+pub fn names_same(setting: &str, one: &str, other: &str) -> Result<bool> {
+    if one.is_empty() || other.is_empty() {
+        return Ok(one == other);
+    }
+    let relative = Path::new(one).strip_prefix(".").unwrap_or(Path::new(one));
+    Ok(Path::new(other).ends_with(relative)
+        || Path::new(&absolute(setting, one)?) == Path::new(&absolute(setting, other)?))
 }
 
 /// The error of what is read at a path, which begins with its role: `data pictures is missing`. Most errors name the path
@@ -93,6 +105,18 @@ pub fn quoted(path: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_relative_name_is_of_the_folder_that_it_ends() {
+        let same = |one, other| names_same("weights", one, other).unwrap();
+        for one in ["runs/a", "./runs/a/", "a", "/home/me/runs/a/", "/home/me/./runs/a"] {
+            assert!(same(one, "/home/me/runs/a"), "{one}");
+        }
+        for one in ["", "runs", "b/a", "/runs/a", "runs/a/b"] {
+            assert!(!same(one, "/home/me/runs/a"), "{one}");
+        }
+        assert!(same("", "") && same("runs/a", "runs/a/") && !same("runs/a", ""));
+    }
 
     #[test]
     fn a_source_is_rooted_unless_it_is_inside_the_program() {

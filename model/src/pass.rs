@@ -44,8 +44,7 @@ pub struct Pass<'t> {
     given: Arc<Given>,
     /// Draws so far: each gets a random stream of its own.
     draws: Cell<u64>,
-    /// Which image of the batch is the first of this pass (not of what a branch gets whose other images
-    /// [skip it](ops::drop_path_residual)).
+    /// Which image of the batch is the first of this pass.
     first_image: usize,
     trace: RefCell<Trace>,
 }
@@ -359,7 +358,8 @@ impl<'t> Pass<'t> {
         self.given.mode.stream(draw)
     }
 
-    /// Which image of the batch is the first of this pass.
+    /// Which image of the batch is the first of this pass. Within a branch that images may
+    /// [skip](ops::drop_path_residual), rows are not numbered from it.
     pub fn first_image(&self) -> usize {
         self.first_image
     }

@@ -161,13 +161,15 @@ fn pieces_of_a_parameter_may_use_it() {
     let mut builder = ParametersBuilder::default();
     let id = builder.add("w".to_owned(), [WIDTH, WIDTH], waves(WIDTH * WIDTH, 0.3));
     let parameters = builder.build(DType::F64).unwrap();
-    let layer = |x: &Var<'_>| ops::linear(x, &x.tape().parameter(&parameters, id), None);
+    fn layer<'t>(x: &Var<'t>, parameters: &Parameters, id: ParamId) -> Result<Var<'t>> {
+        ops::linear(x, &x.tape().parameter(parameters, id), None)
+    }
     let gradient = |in_pieces: bool| -> Vec<f64> {
         let (tape, mut gradients) = (Tape::new(), Gradients::new(&parameters).unwrap());
         let x = tape.parameter(&parameters, id);
         let y = match in_pieces {
-            true => tape.in_pieces(&x, 1, |x, _| Ok::<_, autograd::Error>((layer(x)?, ()))).unwrap().0,
-            false => layer(&x).unwrap(),
+            true => tape.in_pieces(&x, 1, |x, _| Ok::<_, autograd::Error>((layer(x, &parameters, id)?, ()))).unwrap().0,
+            false => layer(&x, &parameters, id).unwrap(),
         };
         let loss = ops::sum(&ops::mul(&y, &y).unwrap(), &[0, 1], false).unwrap();
         tape.backward(&loss, &mut gradients).unwrap();

@@ -55,8 +55,7 @@ pub struct Arguments {
 
 fn model_help() -> String {
     format!(
-        "The model: {}. By default that of the run that the weights are from, if they say, or the one whose tensors match theirs, \
-         or else nano",
+        "The model that a state_dict is of: {}; by default the one whose tensors it has, or else nano. A run's weights know theirs",
         model_names()
     )
 }

@@ -14,7 +14,7 @@ pub use recompute::Recompute;
 pub use schedule::{ScheduleConfig, ScheduleRule};
 
 use crate::device::{Compute, DeviceName, Precision};
-use crate::paths::absolute;
+use crate::paths::names_same;
 use crate::printing::one_line;
 use crate::threads::MAX_THREADS;
 use anyhow::{Context, Result, bail};
@@ -39,9 +39,10 @@ pub struct RunConfig {
     /// `embedded`, or the folder of a data set, of which a run keeps the absolute path.
     pub data: String,
     /// Weights to start from: a run folder, its checkpoint, what `export` wrote, or another state_dict, in a
-    /// safetensors or `.pth` file; empty to start from random ones. If the run names no other model, it takes theirs and,
-    /// except from a bare state_dict, their `image_size`. If their head is for other classes, those that the data have
-    /// as well are copied by name; all others, or a missing head, start random.
+    /// safetensors or `.pth` file, of which a run keeps the absolute path; empty to start from random ones. If the run
+    /// names no other model, it takes theirs and, except from a bare state_dict, their `image_size`. If their head is
+    /// for other classes, those that the data have as well are copied by name; all others, or a missing head, start
+    /// random.
     pub weights: String,
     /// Parts of the model that are not trained, by the first parts of their parameters' names: `["downsample_layers",
     /// "stages.0"]`. Their BatchNorms keep their running statistics unchanged, and normalise by them.
@@ -53,7 +54,7 @@ pub struct RunConfig {
     pub out: PathBuf,
     /// Passes over the training images, 1 to 1048576.
     pub epochs: usize,
-    /// Images per step, 1 or more; if it is not given, reduced for small data sets to a quarter of the training images,
+    /// Images per step, 1 to 1048576; if it is not given, reduced for small data sets to a quarter of the training images,
     /// but not below 4, or all of them if there are fewer. Images left over at the end of an epoch, too few for a
     /// batch, are skipped; which ones differs from epoch to epoch.
     pub batch_size: usize,
@@ -180,7 +181,7 @@ impl RunConfig {
     /// results may change (`CHANGEABLE`).
     pub fn resumed(&self, changes: &Changes) -> Result<Self> {
         let mut changed = self.with_checked(changes, |_| Ok(()))?;
-        if changes.has("weights") && absolute("weights", &changed.weights)? == absolute("weights", &self.weights)? {
+        if names_same("weights", &changed.weights, &self.weights)? {
             changed.weights.clone_from(&self.weights);
         }
         if changed.architecture.num_classes == Self::for_model(&changed.model)?.architecture.num_classes {
@@ -288,28 +289,25 @@ impl RunConfig {
         Ok(())
     }
 
-    /// Fields that differ from their defaults and do nothing, each with what it needs.
-    pub fn idle_fields(&self) -> Result<Vec<(&'static str, &'static str)>> {
-        let usual = Self::for_model(&self.model)?;
-        let ((a, default), (ema, usual_ema)) = ((&self.augmentation, &usual.augmentation), (&self.ema, &usual.ema));
-        let (random, erase) = ("augmentation.rand_augment=2", "augmentation.erase=0.25");
+    /// Fields of the augmentation and the average that differ from their defaults and do nothing, each with what it
+    /// needs.
+    pub fn idle_fields(&self) -> Vec<(&'static str, &'static str)> {
+        let (a, usual, ema, usual_ema) = (&self.augmentation, Augmentation::default(), &self.ema, EmaConfig::default());
+        let (padded, resized) = ("augmentation.crop=padded or auto", "augmentation.crop=resized or auto");
+        let (random, erase) = ("augmentation.rand_augment, such as 2", "augmentation.erase, such as 0.25");
         let fields = [
             ("ema.decay", "ema.enabled=true", ema.enabled, ema.decay != usual_ema.decay),
             ("ema.warmup", "ema.enabled=true", ema.enabled, ema.warmup != usual_ema.warmup),
-            ("augmentation.mix", "augmentation.mixup=0.8 or augmentation.cutmix=1", a.mixes(), a.mix != default.mix),
-            ("augmentation.magnitude", random, a.rand_augment > 0, a.magnitude != default.magnitude),
-            ("augmentation.magnitude_std", random, a.rand_augment > 0, a.magnitude_std != default.magnitude_std),
-            ("augmentation.erase_fill", erase, a.erase > 0.0, a.erase_fill != default.erase_fill),
-            ("augmentation.padding", "augmentation.crop=padded", a.crop != Crop::Resized, a.padding != default.padding),
-            (
-                "augmentation.min_scale",
-                "augmentation.crop=resized",
-                a.crop != Crop::Padded,
-                a.min_scale != default.min_scale,
-            ),
+            ("augmentation.padding", padded, a.crop != Crop::Resized, a.padding != usual.padding),
+            ("augmentation.fill", padded, a.crop != Crop::Resized, a.fill != usual.fill),
+            ("augmentation.min_scale", resized, a.crop != Crop::Padded, a.min_scale != usual.min_scale),
+            ("augmentation.erase_fill", erase, a.erase > 0.0, a.erase_fill != usual.erase_fill),
+            ("augmentation.magnitude", random, a.rand_augment > 0, a.magnitude != usual.magnitude),
+            ("augmentation.magnitude_std", random, a.rand_augment > 0, a.magnitude_std != usual.magnitude_std),
+            ("augmentation.mix", "augmentation.mixup or cutmix, such as 1", a.mixes(), a.mix != usual.mix),
         ];
         let idle = fields.into_iter().filter(|&(.., used, changed)| changed && !used);
-        Ok(idle.map(|(field, needs, ..)| (field, needs)).collect())
+        idle.map(|(field, needs, ..)| (field, needs)).collect()
     }
 
     /// Errors: an invalid field of the model or of the preprocessing of its images.
@@ -387,4 +385,35 @@ impl RunConfig {
 /// A table as a configuration, or the field that is wrong, in one line.
 fn from_table(table: Table) -> Result<RunConfig> {
     table.try_into().map_err(|error: toml::de::Error| anyhow::anyhow!(in_plain_words(&one_line(&error.to_string()))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_idle_depends_on_what_uses_it() -> Result<()> {
+        let run = RunConfig::for_model("nano")?;
+        assert!(run.idle_fields().is_empty());
+        let changed = |crop, used: bool| {
+            let mut run = run.clone();
+            (run.augmentation.crop, run.augmentation.padding, run.augmentation.min_scale) = (crop, 2, 0.5);
+            (run.augmentation.fill, run.augmentation.erase_fill) = (data::Fill::Mean, data::EraseFill::Noise);
+            (run.augmentation.magnitude, run.augmentation.magnitude_std, run.augmentation.mix) = (5.0, 0.1, 0.5);
+            (run.ema.decay, run.ema.warmup, run.ema.enabled) = (0.5, false, used);
+            if used {
+                (run.augmentation.erase, run.augmentation.rand_augment, run.augmentation.mixup) = (0.1, 1, 0.2);
+            }
+            run.idle_fields()
+                .into_iter()
+                .map(|(field, _)| field.rsplit('.').next().unwrap_or(field))
+                .collect::<Vec<_>>()
+        };
+        assert!(changed(Crop::Auto, true).is_empty());
+        assert_eq!(changed(Crop::Padded, true), ["min_scale"]);
+        assert_eq!(changed(Crop::Resized, true), ["padding", "fill"]);
+        let all = ["decay", "warmup", "erase_fill", "magnitude", "magnitude_std", "mix"];
+        assert_eq!(changed(Crop::Auto, false), all);
+        Ok(())
+    }
 }

@@ -123,8 +123,9 @@ impl Sample {
     /// A sample of images of the real size or, if the budget does not allow at least `least` of those, of smaller ones.
     /// None if the smallest of them is too much work, too.
     fn of(config: &RunConfig, mut size: Size, effort: Effort, least: usize) -> Result<Option<Self>> {
-        // A step in which no image skips a branch needs the most.
-        let (mut model, mut each) = (ModelConfig { drop_path: 0.0, ..config.architecture.clone() }, 1);
+        // A step in which no image skips a branch needs the most: it computes as if some could, but hardly any does.
+        let drop_path = config.architecture.drop_path.min(1e-9);
+        let (mut model, mut each) = (ModelConfig { drop_path, ..config.architecture.clone() }, 1);
         loop {
             let [height, width] = size;
             let macs = macs(&model, height, width)?.total();

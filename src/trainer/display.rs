@@ -53,8 +53,9 @@ pub fn introduce(learner: &Learner, progress: &Progress, facts: &DataFacts, [tra
             "note: with a learning rate of {peak} the weights forget much of what they know; to keep it: --lr 1e-4"
         );
     }
-    for (field, needs) in config.idle_fields().unwrap_or_default().into_iter().filter(|_| begins) {
-        tell!(io::stderr(), "note: {field} does nothing without {needs}");
+    if begins {
+        let idle = config.idle_fields();
+        idle.iter().for_each(|(field, needs)| tell!(io::stderr(), "note: {field} does nothing here: it needs {needs}"));
     }
     let (epochs, warm_up) = (config.epochs, config.schedule.warmup_epochs);
     if begins && warm_up > epochs as f64 / 2.0 {

@@ -152,7 +152,7 @@ impl Images {
                  less",
                 config.data,
                 if images < parts { "micro_batches = 1 and " } else { "" },
-                if images < parts { images } else { images / parts * parts },
+                (if images < parts { images } else { images / parts * parts }).max(1),
             );
         }
         let source = || format!("data {}", config.data);

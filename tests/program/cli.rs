@@ -129,9 +129,9 @@ fn a_setting_that_does_nothing_is_noted() {
     };
     // The small model's configuration has an `ema.decay`, and enables it.
     let fields = ["augmentation.mix=0.5", "augmentation.erase_fill=noise"];
-    let notes = "note: ema.decay does nothing without ema.enabled=true\n\
-        note: augmentation.mix does nothing without augmentation.mixup=0.8 or augmentation.cutmix=1\n\
-        note: augmentation.erase_fill does nothing without augmentation.erase=0.25\n";
+    let notes = "note: ema.decay does nothing here: it needs ema.enabled=true\n\
+        note: augmentation.erase_fill does nothing here: it needs augmentation.erase, such as 0.25\n\
+        note: augmentation.mix does nothing here: it needs augmentation.mixup or cutmix, such as 1\n";
     assert_eq!(said(&[&fields[..], &["ema.enabled=false"]].concat()), notes);
     assert_eq!(said(&[&fields[..], &["augmentation.cutmix=1", "augmentation.erase=0.25"]].concat()), "");
 }

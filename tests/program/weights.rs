@@ -254,7 +254,8 @@ fn a_run_knows_its_weights_wherever_it_goes_on() {
     assert!(Path::new(&weights).is_absolute(), "{weights}");
     // The same folder by other names, and another folder.
     train(&second, &["2", "--resume", "--weights", "../first"]).ok();
-    train(&folder, &["3", "--resume", "--weights", "./first"]).ok();
+    train(&folder, &["3", "--resume", "--weights", "./first/"]).ok();
+    train(&second, &["3", "--resume", "--weights", "first"]).ok(); // as on another machine
     train(&folder, &["4", "--resume", "--weights", "second"]).refused(&["weights = ", "cannot be had"]);
 }
 
