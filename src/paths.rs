@@ -35,8 +35,8 @@ pub fn rooted(source: &str) -> Result<String> {
     if source == "embedded" { Ok(source.to_owned()) } else { absolute("data", source) }
 }
 
-/// What a setting names as an absolute path, so that it is valid from any working folder. Nothing stays nothing. Errors: a `~`
-/// that no shell has expanded, a working folder that is missing or whose name is no UTF-8 text.
+/// What a setting names as an absolute path, so that it is valid from any working folder. Nothing stays nothing. Errors:
+/// a `~` that no shell has expanded, a working folder that is missing or whose name is no UTF-8 text.
 pub fn absolute(setting: &str, source: &str) -> Result<String> {
     let path = Path::new(source);
     if source.is_empty() || path.is_absolute() {
@@ -50,8 +50,8 @@ pub fn absolute(setting: &str, source: &str) -> Result<String> {
     Ok(rooted.to_str().with_context(|| format!("{setting} {}: no UTF-8 text", rooted.display()))?.to_owned())
 }
 
-/// Whether a setting, which may be relative, names what another one named, perhaps in another folder: `runs/first` is the
-/// end of `/home/one/runs/first`.
+/// Whether a setting, which may be relative, names what another one named, perhaps from another folder: `runs/first`
+/// ends `/home/me/runs/first`. Errors: those of [`absolute`].
 pub fn names_same(setting: &str, one: &str, other: &str) -> Result<bool> {
     if one.is_empty() || other.is_empty() {
         return Ok(one == other);

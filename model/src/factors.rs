@@ -69,7 +69,8 @@ impl Factors {
         self.rounded.get(id)
     }
 
-    /// A parameter on a tape, where it may be a constant or, if it has been replaced, the prepared tensor, which is one.
+    /// A parameter on a tape, where it may be a constant or, if it has been replaced, the prepared tensor, which is
+    /// one.
     pub(crate) fn on<'t>(&self, tape: &'t Tape, id: ParamId, constant: bool) -> Var<'t> {
         match self.prepared.tensors.get(&id) {
             Some(tensor) => tape.constant(tensor.clone()),

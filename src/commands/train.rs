@@ -32,8 +32,8 @@ pub struct Arguments {
     #[arg(long, value_name = "embedded|DIR")]
     data: Option<PathBuf>,
     /// Weights to start from: a run folder, the checkpoint in it, what `export` wrote, or another state_dict, in a
-    /// safetensors or .pth file. Unless --model names another, the run takes its model from them and, except from a bare
-    /// state_dict, its image size. Images are normalised as they were for these weights (for a bare state_dict, as
+    /// safetensors or .pth file. Unless --model names another, the run takes its model from them and, except from a
+    /// bare state_dict, its image size. Images are normalised as they were for these weights (for a bare state_dict, as
     /// ImageNet's). If the head was trained for other classes, those that the data have as well are copied by name; all
     /// others, or a missing head, start random.
     #[arg(long, value_name = "DIR|FILE")]

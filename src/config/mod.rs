@@ -3,6 +3,7 @@
 mod average;
 mod changes;
 mod fields;
+mod idle;
 mod preprocessing;
 mod recompute;
 mod schedule;
@@ -19,7 +20,7 @@ use crate::printing::one_line;
 use crate::threads::MAX_THREADS;
 use anyhow::{Context, Result, bail};
 use changes::{differences, parse_table, subnormal, usual_folder};
-use data::{Augmentation, Crop};
+use data::Augmentation;
 use model::{Features, ModelConfig, in_plain_words, preset};
 use optim::{AdamWConfig, EmaConfig, Schedule};
 use serde::{Deserialize, Serialize};
@@ -54,9 +55,9 @@ pub struct RunConfig {
     pub out: PathBuf,
     /// Passes over the training images, 1 to 1048576.
     pub epochs: usize,
-    /// Images per step, 1 to 1048576; if it is not given, reduced for small data sets to a quarter of the training images,
-    /// but not below 4, or all of them if there are fewer. Images left over at the end of an epoch, too few for a
-    /// batch, are skipped; which ones differs from epoch to epoch.
+    /// Images per step, 1 to 1048576; if it is not given, reduced for small data sets to a quarter of the training
+    /// images, but not below 4, or all of them if there are fewer. Images left over at the end of an epoch, too few for
+    /// a batch, are skipped; which ones differs from epoch to epoch.
     pub batch_size: usize,
     /// Parts that a batch is computed in, one after the other, to save memory; their gradients add up. A divisor of
     /// `batch_size`.
@@ -289,27 +290,6 @@ impl RunConfig {
         Ok(())
     }
 
-    /// Fields of the augmentation and the average that differ from their defaults and do nothing, each with what it
-    /// needs.
-    pub fn idle_fields(&self) -> Vec<(&'static str, &'static str)> {
-        let (a, usual, ema, usual_ema) = (&self.augmentation, Augmentation::default(), &self.ema, EmaConfig::default());
-        let (padded, resized) = ("augmentation.crop=padded or auto", "augmentation.crop=resized or auto");
-        let (random, erase) = ("augmentation.rand_augment, such as 2", "augmentation.erase, such as 0.25");
-        let fields = [
-            ("ema.decay", "ema.enabled=true", ema.enabled, ema.decay != usual_ema.decay),
-            ("ema.warmup", "ema.enabled=true", ema.enabled, ema.warmup != usual_ema.warmup),
-            ("augmentation.padding", padded, a.crop != Crop::Resized, a.padding != usual.padding),
-            ("augmentation.fill", padded, a.crop != Crop::Resized, a.fill != usual.fill),
-            ("augmentation.min_scale", resized, a.crop != Crop::Padded, a.min_scale != usual.min_scale),
-            ("augmentation.erase_fill", erase, a.erase > 0.0, a.erase_fill != usual.erase_fill),
-            ("augmentation.magnitude", random, a.rand_augment > 0, a.magnitude != usual.magnitude),
-            ("augmentation.magnitude_std", random, a.rand_augment > 0, a.magnitude_std != usual.magnitude_std),
-            ("augmentation.mix", "augmentation.mixup or cutmix, such as 1", a.mixes(), a.mix != usual.mix),
-        ];
-        let idle = fields.into_iter().filter(|&(.., used, changed)| changed && !used);
-        idle.map(|(field, needs, ..)| (field, needs)).collect()
-    }
-
     /// Errors: an invalid field of the model or of the preprocessing of its images.
     fn check_model(&self) -> Result<()> {
         self.architecture.check().context("architecture")?;
@@ -385,35 +365,4 @@ impl RunConfig {
 /// A table as a configuration, or the field that is wrong, in one line.
 fn from_table(table: Table) -> Result<RunConfig> {
     table.try_into().map_err(|error: toml::de::Error| anyhow::anyhow!(in_plain_words(&one_line(&error.to_string()))))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_idle_depends_on_what_uses_it() -> Result<()> {
-        let run = RunConfig::for_model("nano")?;
-        assert!(run.idle_fields().is_empty());
-        let changed = |crop, used: bool| {
-            let mut run = run.clone();
-            (run.augmentation.crop, run.augmentation.padding, run.augmentation.min_scale) = (crop, 2, 0.5);
-            (run.augmentation.fill, run.augmentation.erase_fill) = (data::Fill::Mean, data::EraseFill::Noise);
-            (run.augmentation.magnitude, run.augmentation.magnitude_std, run.augmentation.mix) = (5.0, 0.1, 0.5);
-            (run.ema.decay, run.ema.warmup, run.ema.enabled) = (0.5, false, used);
-            if used {
-                (run.augmentation.erase, run.augmentation.rand_augment, run.augmentation.mixup) = (0.1, 1, 0.2);
-            }
-            run.idle_fields()
-                .into_iter()
-                .map(|(field, _)| field.rsplit('.').next().unwrap_or(field))
-                .collect::<Vec<_>>()
-        };
-        assert!(changed(Crop::Auto, true).is_empty());
-        assert_eq!(changed(Crop::Padded, true), ["min_scale"]);
-        assert_eq!(changed(Crop::Resized, true), ["padding", "fill"]);
-        let all = ["decay", "warmup", "erase_fill", "magnitude", "magnitude_std", "mix"];
-        assert_eq!(changed(Crop::Auto, false), all);
-        Ok(())
-    }
 }

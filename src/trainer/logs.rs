@@ -1,8 +1,8 @@
 //! The logs in a run folder: a line for each epoch, of its metrics and of its timing.
 //!
-//! The metrics are a copy, for people and their tools, of what the checkpoint has, and no run goes on from them. Timings
-//! are nowhere else, because equal runs have equal checkpoints; they may be edited or damaged, which must not keep a run
-//! from going on.
+//! The metrics are a copy, for people and their tools, of what the checkpoint has, and no run goes on from them.
+//! Timings are nowhere else, because equal runs have equal checkpoints; they may be edited or damaged, which must not
+//! keep a run from going on.
 
 use super::checkpoint::Progress;
 use super::folder::{RunFolder, read};

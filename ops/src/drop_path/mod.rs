@@ -40,9 +40,9 @@ pub fn drop_path<'t>(x: &Var<'t>, p: f64, rng: Philox, first: usize) -> Result<V
     moved(x, None, draws.in_place(&x.value().device()))
 }
 
-/// x (N, ...) + [`drop_path`]`(branch(x), p, rng, first)`. The branch must treat each sample by itself, whatever its number
-/// in the batch: it may be given only some of them, one after the other, or none. So a `drop_path` within it would draw for
-/// other samples. Errors: also those of `branch`.
+/// x (N, ...) + [`drop_path`]`(branch(x), p, rng, first)`. The branch must treat each sample by itself, whatever its
+/// number in the batch: it may be given only some of them, one after the other, or none. So a `drop_path` within it
+/// would draw for other samples. Errors: also those of `branch`.
 pub fn drop_path_residual<'t, E: From<autograd::Error>>(
     x: &Var<'t>,
     p: f64,
