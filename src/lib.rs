@@ -10,7 +10,7 @@
 //! | [`model`] | BiFormer: configurations, blocks, weight files |
 //! | [`optim`] | AdamW, schedules, clipping, the moving average of weights |
 //! | [`data`] | data sets, transforms, the loader |
-//! | this one | the trainer ([`trainer`]), its configuration ([`config`]), where it computes ([`device`]), on which threads ([`threads`]), how batches come there ([`staging`]), inference ([`inference`]), the program's commands ([`commands`]), and what these share: memory, pictures, paths, folder locks, signals, printing |
+//! | this one | the trainer ([`trainer`]), its configuration ([`config`]), where it computes ([`device`]), on which threads ([`threads`]), how batches come there ([`staging`]), inference ([`inference`]), the program's commands ([`commands`]), and what these share: memory, pictures, notes on data, paths, folder locks, signals, printing |
 //!
 //! A gradient, in a few lines:
 //!

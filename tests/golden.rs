@@ -8,7 +8,7 @@ use biformer::optim::{AdamW, AdamWConfig};
 use biformer::tensor::cuda::Gpu;
 use biformer::tensor::{DType, Device, Tensor};
 use common::generator;
-use common::golden::{Vector, assert_close, assert_within, elements, images, l2, nchw, numbers, vectors};
+use common::golden::{Vector, assert_close, assert_within, elements, extents, images, l2, nchw, numbers, vectors};
 use serde_json::Value;
 use std::collections::BTreeSet;
 
@@ -55,7 +55,7 @@ fn parameter_counts_are_the_published_ones() {
 fn forward_passes_in_f64() {
     for vector in vectors("forward") {
         let model = vector.model(DType::F64);
-        let shape: Vec<usize> = numbers(&vector.json["input"]["shape"]).iter().map(|&x| x as usize).collect();
+        let shape = extents(&vector.json["input"]["shape"]);
         let tape = Tape::inference();
         let pass = model.pass(&tape, Mode::Evaluate).unwrap().keep_maps();
         let values = model.run(&pass, &images("input", &shape, DType::F64)).unwrap();
@@ -68,10 +68,7 @@ fn forward_passes_in_f64() {
         compare_routes(&vector, &trace.routes);
         let stored = vector.outputs();
         for (index, value) in values.iter().enumerate() {
-            let (name, got) = match value.value().rank() {
-                2 => ("logits".to_owned(), elements(value.value())),
-                _ => (format!("out{index}"), nchw(value.value())),
-            };
+            let (name, got) = named(index, value.value());
             let want = &stored.tensors[&name];
             let tolerance = if want.dtype() == DType::F64 { 1e-9 } else { 1e-6 };
             let want = elements(want);
@@ -85,18 +82,23 @@ fn forward_passes_in_f64() {
 fn forward_passes_in_f32() {
     for vector in vectors("forward") {
         let model = vector.model(DType::F32);
-        let shape: Vec<usize> = numbers(&vector.json["input"]["shape"]).iter().map(|&x| x as usize).collect();
+        let shape = extents(&vector.json["input"]["shape"]);
         let tape = Tape::inference();
         let output = model.forward(&tape, &images("input", &shape, DType::F32), Mode::Evaluate).unwrap();
         let stored = vector.outputs();
         for (index, value) in output.values.iter().enumerate() {
-            let (name, got) = match value.value().rank() {
-                2 => ("logits".to_owned(), elements(value.value())),
-                _ => (format!("out{index}"), nchw(value.value())),
-            };
+            let (name, got) = named(index, value.value());
             let want = elements(&stored.tensors[&name]);
             assert_within(&format!("{} {name}", vector.name()), &got, &want, 1e-4);
         }
+    }
+}
+
+/// The name and the elements of a model's output: a classifier's one, or one of a backbone's.
+fn named(index: usize, value: &Tensor) -> (String, Vec<f64>) {
+    match value.rank() {
+        2 => ("logits".to_owned(), elements(value)),
+        _ => (format!("out{index}"), nchw(value)),
     }
 }
 
@@ -199,13 +201,9 @@ struct Exactness {
 const IN_F64: Exactness = Exactness { dtype: DType::F64, tolerance: 1e-7, noise: 1e-12 };
 const IN_F32: Exactness = Exactness { dtype: DType::F32, tolerance: 2e-5, noise: 1e-6 };
 
-fn shape_of(vector: &Vector) -> Vec<usize> {
-    numbers(&vector.json["shape"]).iter().map(|&x| x as usize).collect()
-}
-
 /// Forward and backward of one step, compared.
 fn step(vector: &Vector, model: &BiFormer, gradients: &mut Gradients, step: usize, exactness: &Exactness) -> Trace {
-    let (json, shape) = (&vector.json, shape_of(vector));
+    let (json, shape) = (&vector.json, extents(&vector.json["shape"]));
     let &Exactness { dtype, tolerance, noise } = exactness;
     let classes = json["num_classes"].as_u64().unwrap() as usize;
     let [smoothing] = described(vector, "loss", "label smoothing");
@@ -270,7 +268,7 @@ fn train(vector: &Vector, device: &Device) {
         }
     }
     let tape = Tape::inference();
-    let input = images("input.eval", &shape_of(vector), DType::F64);
+    let input = images("input.eval", &extents(&vector.json["shape"]), DType::F64);
     let output = model.forward(&tape, &input, Mode::Evaluate).unwrap();
     let wanted: Vec<f64> = json["eval_logits_after"].as_array().unwrap().iter().flat_map(numbers).collect();
     let what = format!("{} evaluation logits after", vector.name());

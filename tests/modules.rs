@@ -6,7 +6,7 @@ use biformer::autograd::{Tape, Var};
 use biformer::model::{Attention, Block, Builder, Family, Mode, ModelConfig, Pass, PerStage, Result};
 use biformer::tensor::DType;
 use common::generator;
-use common::golden::{assert_close, l2, nchw, numbers};
+use common::golden::{assert_close, extents, l2, nchw, numbers};
 use serde_json::Value;
 
 const TOLERANCE: f64 = 1e-9;
@@ -48,7 +48,7 @@ fn check(description: &str, known: &Value, config: &ModelConfig, prefix: &str) {
         let key = layout.name(id).replace("qkv_linear", "qkv.qkv").replace("output_linear", "wo");
         parameters.set(id, &generator::tensor(&key, layout.shape(id))).unwrap();
     }
-    let shape: Vec<usize> = numbers(&known["shape"]).iter().map(|&x| x as usize).collect();
+    let shape = extents(&known["shape"]);
     let mut input = generator::tensor("input", &shape);
     if is_block {
         input = input.permute(&[0, 2, 3, 1]).unwrap().contiguous().unwrap();

@@ -42,13 +42,19 @@ fn config(folder: &std::path::Path, mixed: bool) -> Result<RunConfig> {
     Ok(config)
 }
 
-/// The model, and the average of its parameters.
-fn plain_loop(config: &RunConfig) -> Result<(BiFormer, Ema)> {
+/// The means and the variances that a model evaluates by.
+fn statistics(model: &BiFormer) -> impl Iterator<Item = &Tensor> {
+    model.statistics.iter().flat_map(|running| [&running.mean, &running.variance])
+}
+
+/// The model, and the averages of its parameters and of its statistics.
+fn plain_loop(config: &RunConfig) -> Result<(BiFormer, Ema, Vec<Tensor>)> {
     let mut model = BiFormer::new(&config.architecture, config.seed, DType::F32)?;
     let mut gradients = Gradients::new(&model.parameters)?;
     let rate_of = |name: &str| if ["head.weight", "head.bias"].contains(&name) { 1.0 } else { 0.25 };
     let mut adamw = AdamW::with_rates(&model.parameters, config.optimizer, rate_of)?;
     let mut average = Ema::new(&model.parameters, AVERAGED)?;
+    let mut averages = statistics(&model).map(Tensor::duplicate).collect::<Result<Vec<_>, _>>()?;
     let images = data::open(&config.data, Split::Train)?;
     let transform = Transform::train(config.image_size, STATISTICS, &config.augmentation)?;
     let mut loading = LoaderConfig::train(config.batch_size, config.seed, transform);
@@ -76,18 +82,23 @@ fn plain_loop(config: &RunConfig) -> Result<(BiFormer, Ema)> {
         let norm = adamw.step_clipped(&mut model.parameters, &mut gradients, schedule.lr(step), 0.01)?;
         assert!(norm > 0.01, "step {step} should have something to clip");
         average.update(&model.parameters)?;
+        for (average, value) in averages.iter_mut().zip(statistics(&model)) {
+            average.move_towards(value, &Tensor::from_slice(&[1.0 - AVERAGED.decay as f32], [1])?)?;
+        }
     }
-    Ok((model, average))
+    Ok((model, average, averages))
 }
 
 fn assert_a_run_is_the_plain_loop(config: RunConfig) -> Result<()> {
     let checkpoint = config.out.join("checkpoint.safetensors");
     // Threads like the run's own, which flush denormals.
-    let (model, average) = pool(2)?.install(|| plain_loop(&config))?;
+    let (model, average, averages) = pool(2)?.install(|| plain_loop(&config))?;
     let (expected, average) = (model.state_dict()?, average.average().flat().to_vec::<f32>()?);
+    let averages: Vec<f32> = averages.iter().flat_map(|average| average.to_vec::<f32>().unwrap()).collect();
     assert_eq!(Trainer::new(config)?.run(&AtomicBool::new(false))?, Outcome::Finished);
     let mut trained = TensorFile::read(&checkpoint)?;
     assert!(trained.tensors["average.parameters"].to_vec::<f32>()? == average, "the average differs");
+    assert!(trained.tensors["average.statistics"].to_vec::<f32>()? == averages, "that of the statistics differs");
     trained.metadata.clear();
     trained.tensors.retain(|name, _| expected.tensors.contains_key(name));
     assert!(trained.to_bytes()? == expected.to_bytes()?, "some tensor differs");

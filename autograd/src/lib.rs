@@ -12,7 +12,7 @@
 //! | `pieces.rs` | a batch in pieces that stay in the cache |
 //! | `params.rs` | [`Parameters`] and [`Gradients`], each in one flat buffer |
 //! | `exact.rs` | dual numbers: exact derivatives of reference implementations |
-//! | `gradcheck.rs` | the comparison of a backward rule with differences and with dual numbers |
+//! | `gradcheck.rs` | what a backward rule is compared with: differences, and dual numbers |
 //! | `error.rs` | [`Error`] |
 #![deny(unsafe_code)] // `Slot::write_aside` alone is unsafe: its caller promises what a GPU reads and writes
 

@@ -4,6 +4,7 @@
 use crate::accumulated::{FlatSpan, OfParameters};
 use crate::tape::TapeId;
 use crate::{Error, Result, Var};
+use rayon::prelude::*;
 use std::collections::HashMap;
 use std::fmt;
 use std::ops::Range;
@@ -147,7 +148,7 @@ impl Owner {
 #[derive(Default)]
 pub struct ParametersBuilder {
     /// With their initial values, which are generated only when they are written to the flat buffer.
-    entries: Vec<(Entry, Box<dyn Iterator<Item = f64>>)>,
+    entries: Vec<(Entry, Box<dyn Iterator<Item = f64> + Send>)>,
 }
 
 impl fmt::Debug for ParametersBuilder {
@@ -164,7 +165,7 @@ impl ParametersBuilder {
         &mut self,
         name: impl Into<String>,
         shape: impl Into<Shape>,
-        values: impl IntoIterator<Item = f64, IntoIter: 'static>,
+        values: impl IntoIterator<Item = f64, IntoIter: Send + 'static>,
     ) -> ParamId {
         let (name, shape) = (name.into(), shape.into());
         assert!(self.entries.iter().all(|(other, _)| other.name != name), "two parameters named {name}");
@@ -174,7 +175,7 @@ impl ParametersBuilder {
         id
     }
 
-    /// Lays all parameters out in one buffer of type `dtype` (f32 or f64). Errors: [`tensor::Error::DType`];
+    /// Lays all parameters out in one buffer of type `dtype` (f32 or f64), several at a time. Errors: [`tensor::Error::DType`];
     /// [`tensor::Error::Argument`] if no buffer could hold them. Panics if a parameter has too few or too many values.
     pub fn build(self, dtype: DType) -> Result<Parameters> {
         let per_line = ALIGNMENT / dtype.size();
@@ -187,13 +188,20 @@ impl ParametersBuilder {
         }
         let mut flat = Tensor::zeros([len], dtype);
         match_float!(dtype, "parameters", T => {
-            let flat = flat.as_mut_slice::<T>("parameters")?;
-            for (Entry { name, shape, span, .. }, mut values) in entries.iter().zip(values) {
-                for to in &mut flat[span.clone()] {
+            let mut rest = flat.as_mut_slice::<T>("parameters")?;
+            // Each begins where a line does, and has all lines up to the next one's.
+            let places = entries.iter().map(|Entry { span, .. }| {
+                let (place, others) = std::mem::take(&mut rest).split_at_mut(span.len().next_multiple_of(per_line));
+                rest = others;
+                &mut place[..span.len()]
+            });
+            let places: Vec<&mut [T]> = places.collect();
+            entries.par_iter().zip(places).zip(values).for_each(|((Entry { name, shape, .. }, place), mut values)| {
+                for to in place {
                     *to = values.next().unwrap_or_else(|| panic!("too few values of parameter {name} {shape}")) as T;
                 }
                 assert!(values.next().is_none(), "too many values of parameter {name} {shape}");
-            }
+            });
         });
         Ok(Parameters { owner: Owner::new(Arc::new(Layout { entries, len, dtype })), values: flat })
     }

@@ -3,7 +3,7 @@
 //! A file is a row of records: the label bytes (CIFAR-10: the class; CIFAR-100: the coarse, then the fine class),
 //! then 3072 bytes of pixels as three planes, (3, 32, 32). The planes are interleaved once, at opening.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use tensor::memory::reserve;
 
 use crate::picture::read_file;
@@ -17,8 +17,10 @@ const MAX_RECORDS: usize = 100_000;
 const MAX_NAMES: u64 = 64 << 10;
 
 /// One of the two formats.
-struct Format {
+pub(crate) struct Format {
     name: &'static str,
+    /// What the official archive calls its folder.
+    folder: &'static str,
     /// The number of classes that each label byte chooses from. The last one is the label used.
     label_classes: &'static [usize],
     statistics: Statistics,
@@ -28,8 +30,9 @@ struct Format {
     names: &'static str,
 }
 
-const CIFAR10: Format = Format {
+pub(crate) const CIFAR10: Format = Format {
     name: "cifar10",
+    folder: "cifar-10-batches-bin",
     label_classes: &[10],
     statistics: Statistics::CIFAR10,
     train: &["data_batch_1.bin", "data_batch_2.bin", "data_batch_3.bin", "data_batch_4.bin", "data_batch_5.bin"],
@@ -37,8 +40,9 @@ const CIFAR10: Format = Format {
     names: "batches.meta.txt",
 };
 
-const CIFAR100: Format = Format {
+pub(crate) const CIFAR100: Format = Format {
     name: "cifar100",
+    folder: "cifar-100-binary",
     label_classes: &[20, 100],
     statistics: Statistics::CIFAR100,
     train: &["train.bin"],
@@ -63,6 +67,17 @@ pub fn open_cifar100(folder: &Path, split: Split) -> Result<InMemory> {
 }
 
 impl Format {
+    /// The folder that holds it: the official one in `root`, or `root` itself where any of the files lies there. One is
+    /// enough to recognise the format, so that a missing one can then be named.
+    pub(crate) fn within(&self, root: &Path) -> Option<PathBuf> {
+        let inner = root.join(self.folder);
+        if inner.is_dir() {
+            return Some(inner);
+        }
+        let mut files = self.train.iter().chain([&self.test, &self.names]);
+        files.any(|file| root.join(file).exists()).then(|| root.to_owned())
+    }
+
     fn open(&self, folder: &Path, split: Split) -> Result<InMemory> {
         let files = match split {
             Split::Train => self.train,

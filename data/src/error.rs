@@ -40,7 +40,7 @@ pub enum Error {
         help: String,
     },
     /// A file or folder holds less, or another amount, than its format promises.
-    #[error("{} is incomplete: expected {expected}, got {got}; copy or download it again", path.display())]
+    #[error("{} holds {got} instead of {expected}; copy or download it again", path.display())]
     Truncated {
         /// The file or folder.
         path: PathBuf,

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::cifar::{CIFAR10, CIFAR100};
 use crate::folder::{PARTS, Undivided};
 use crate::{Error, Result};
 
@@ -22,8 +23,7 @@ impl Layout {
     ///
     /// Errors: [`Error::Unsupported`] where it has more than one; those of looking for classes.
     pub fn of(root: &Path) -> Result<Option<Self>> {
-        let cifar10 = nested(root, "cifar-10-batches-bin", &["data_batch_1.bin", "test_batch.bin", "batches.meta.txt"]);
-        let cifar100 = nested(root, "cifar-100-binary", &["train.bin", "test.bin", "fine_label_names.txt"]);
+        let (cifar10, cifar100) = (CIFAR10.within(root), CIFAR100.within(root));
         let has_parts = PARTS.iter().any(|part| root.join(part.name()).is_dir());
         Ok(match (cifar10, cifar100, has_parts) {
             (Some(folder), None, false) => Some(Self::Cifar10(folder)),
@@ -38,14 +38,4 @@ impl Layout {
             }
         })
     }
-}
-
-/// The folder that holds `files`: `root/folder`, or `root` itself where one of the files lies there. One file is
-/// enough to recognise the layout, so that a missing one can then be named.
-fn nested(root: &Path, folder: &str, files: &[&str]) -> Option<PathBuf> {
-    let inner = root.join(folder);
-    if inner.is_dir() {
-        return Some(inner);
-    }
-    files.iter().any(|file| root.join(file).exists()).then(|| root.to_owned())
 }

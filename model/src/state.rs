@@ -5,7 +5,7 @@ use crate::pass::Trace;
 use autograd::{ParamId, Parameters, ParametersBuilder};
 use std::collections::HashSet;
 use std::fmt;
-use std::iter::repeat_n;
+use std::iter::{repeat, repeat_with};
 use tensor::rng::{Philox, Sequence};
 use tensor::{DType, Shape, Tensor};
 
@@ -160,14 +160,12 @@ impl Builder {
         const PURPOSE: u64 = 0x69_6E69_7421;
         self.claim(&name, [name.clone()]);
         let shape = shape.into();
-        let count = shape.count();
-        let Some(seed) = self.seed else {
-            let value = if let Init::Constant(value) = init { value } else { 0.0 };
-            return self.parameters.add(name, shape, repeat_n(value, count));
-        };
-        let key: Vec<u64> = [PURPOSE].into_iter().chain(name.bytes().map(u64::from)).collect();
-        let mut draws = Philox::keyed(seed, &key).sequence();
-        self.parameters.add(name, shape, (0..count).map(move |_| init.draw(&mut draws)))
+        let draws = self.seed.map(|seed| {
+            let key: Vec<u64> = [PURPOSE].into_iter().chain(name.bytes().map(u64::from)).collect();
+            Philox::keyed(seed, &key).sequence()
+        });
+        let values = init.values(draws).take(shape.count());
+        self.parameters.add(name, shape, values)
     }
 
     /// Adds running statistics of `channels` channels. Panics if the name is taken by others.
@@ -198,13 +196,15 @@ impl Builder {
 }
 
 impl Init {
-    fn draw(self, draws: &mut Sequence) -> f64 {
-        match self {
-            Init::Constant(value) => value,
-            Init::Normal => 0.02 * draws.normal(),
-            Init::Uniform { fan_in } => {
+    /// Values without end, drawn from this sequence; without one, zeros instead of what would be drawn.
+    fn values(self, draws: Option<Sequence>) -> Box<dyn Iterator<Item = f64> + Send> {
+        match (self, draws) {
+            (Init::Constant(value), _) => Box::new(repeat(value)),
+            (_, None) => Box::new(repeat(0.0)),
+            (Init::Normal, Some(mut draws)) => Box::new(repeat_with(move || 0.02 * draws.normal())),
+            (Init::Uniform { fan_in }, Some(mut draws)) => {
                 let bound = libm::pow(fan_in as f64, -0.5);
-                draws.uniform_in(-bound, bound)
+                Box::new(repeat_with(move || draws.uniform_in(-bound, bound)))
             }
         }
     }

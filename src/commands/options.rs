@@ -1,7 +1,7 @@
 //! Options that several commands take.
 
 use super::set::{Assignments, assignment, changed, fields, is_of_images, run_field};
-use crate::config::{Changes, DEFAULT_MODEL, merge};
+use crate::config::{Changes, DEFAULT_MODEL, MAX_COUNT, merge};
 use crate::paths::read_text;
 use crate::printing::tell;
 use crate::threads::{MAX_THREADS, pool};
@@ -36,9 +36,8 @@ pub fn model_names() -> String {
 
 /// Errors: a number of images per step, or of steps, that is 0 or larger than allowed.
 pub fn ensure_count(option: &str, count: usize) -> Result<()> {
-    const MAX: usize = 1 << 20;
-    if !(1..=MAX).contains(&count) {
-        bail!("{option} {count}: expected 1 to {MAX}");
+    if !(1..=MAX_COUNT).contains(&count) {
+        bail!("{option} {count}: expected 1 to {MAX_COUNT}");
     }
     Ok(())
 }

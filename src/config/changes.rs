@@ -109,7 +109,7 @@ pub fn parse_table(text: &str) -> Result<Table> {
         let said = one_line(error.message());
         let Some(span) = error.span() else { return anyhow::anyhow!("{said}") };
         let line = text.as_bytes()[..span.start.min(text.len())].split(|&b| b == b'\n').count();
-        let shown = text.lines().nth(line.saturating_sub(1)).unwrap_or_default().trim();
+        let shown = text.lines().nth(line - 1).unwrap_or_default().trim();
         let shown: String = shown.chars().take(MAX_LINE).collect();
         anyhow::anyhow!("line {line} ({shown}): {said}")
     })

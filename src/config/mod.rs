@@ -27,6 +27,9 @@ use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use toml::Table;
 
+/// The most epochs, and images in a batch.
+pub const MAX_COUNT: usize = 1 << 20;
+
 /// Fields that may change when a run is resumed. All others determined what has already been computed.
 const CHANGEABLE: [&str; 9] =
     ["data", "out", "epochs", "device", "precision", "threads", "recompute", "max_bad_images", "checkpoint_every"];
@@ -245,13 +248,11 @@ impl RunConfig {
     /// Errors: a field that is invalid for any run, with what is expected.
     pub fn check(&self) -> Result<()> {
         self.check_model()?;
-        for (name, value, most) in [
-            ("epochs", self.epochs, 1 << 20),
-            ("batch_size", self.batch_size, 1 << 20),
-            ("micro_batches", self.micro_batches, 1 << 20),
-        ] {
-            if !(1..=most).contains(&value) {
-                bail!("{name} = {value}, expected 1 to {most}");
+        for (name, value) in
+            [("epochs", self.epochs), ("batch_size", self.batch_size), ("micro_batches", self.micro_batches)]
+        {
+            if !(1..=MAX_COUNT).contains(&value) {
+                bail!("{name} = {value}, expected 1 to {MAX_COUNT}");
             }
         }
         if self.data.is_empty() {

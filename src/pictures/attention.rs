@@ -128,6 +128,11 @@ mod tests {
             let message = format!("{:#}", drawn(2, vec![wrong]).expect_err(problem));
             assert!(message.contains("stages.0.0.attn") && message.contains(problem), "{message}");
         }
+        Ok(())
+    }
+
+    #[test]
+    fn a_page_is_no_longer_than_can_be_looked_at() -> Result<()> {
         assert!(drawn(40, vec![Tensor::full([40, 3, 3], 0.5f32)])?.height() < HEAD + 33 * (SIDE + NAMED_GAP));
         Ok(())
     }

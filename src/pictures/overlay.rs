@@ -229,7 +229,14 @@ mod tests {
             let tiles = Tiles { cut, size: [height, width] };
             let picture = RgbImage::new(width, height);
             for (x, y, _) in picture.enumerate_pixels() {
-                assert!(tiles.of(x, y) < per_side * per_side && tiles.depth(x, y) <= x.max(y));
+                assert!(tiles.of(x, y) < per_side * per_side);
+                // The neighbours of its own region, on either side.
+                let inside = |axis: usize, at: u32| {
+                    let own = |other: &u32| tiles.along(axis, *other) == tiles.along(axis, at);
+                    let (before, after) = ((0..at).rev(), at + 1..tiles.size[axis]);
+                    before.take_while(own).count().min(after.take_while(own).count())
+                };
+                assert_eq!(tiles.depth(x, y) as usize, inside(0, y).min(inside(1, x)), "{x}, {y} of {width}x{height}");
             }
             let all: Vec<u32> = (0..(per_side * per_side) as u32).collect();
             assert_eq!(draw(&picture, cut, 0, &all, 6).dimensions(), (width, height));

@@ -37,7 +37,7 @@ impl RunFolder {
     /// the file cannot be read there is no such advice: the checkpoint itself may be intact.
     pub fn or_best(&self, error: Error) -> Error {
         let is_read = matches!(kind(&error), None | Some(io::ErrorKind::UnexpectedEof | io::ErrorKind::InvalidData));
-        match whole_best(self.path()).filter(|_| is_read) {
+        match is_read.then(|| whole_best(self.path())).flatten() {
             Some(best) => anyhow!("{error:#}; or {best}"),
             None => error,
         }

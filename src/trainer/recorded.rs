@@ -56,7 +56,7 @@ impl Learner {
         let Staged { work, batch } = staged;
         let modes = modes(&self.config, step, batch.parts().len());
         let streams = |count| -> Vec<_> {
-            let draws = (count / modes.len().max(1)) as u64;
+            let draws = (count / modes.len()) as u64;
             modes.iter().flat_map(|mode| (0..draws).filter_map(|draw| mode.stream(draw))).collect()
         };
         // A profile measures each operation, so a profiled step is not recorded.

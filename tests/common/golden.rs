@@ -100,6 +100,11 @@ pub fn elements(tensor: &Tensor) -> Vec<f64> {
     tensor.cast(DType::F64).unwrap().to_vec().unwrap()
 }
 
+/// A shape.
+pub fn extents(json: &Value) -> Vec<usize> {
+    numbers(json).iter().map(|&extent| extent as usize).collect()
+}
+
 /// A list of numbers.
 pub fn numbers(json: &Value) -> Vec<f64> {
     json.as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect()

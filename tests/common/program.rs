@@ -3,6 +3,7 @@
 use biformer::model::TensorFile;
 use biformer::trainer::checkpoint::Checkpoint;
 use biformer::trainer::metrics::EpochMetrics;
+use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -143,6 +144,16 @@ pub fn copy_folder(from: &Path, to: &Path) {
             fs::copy(entry.path(), copy).unwrap();
         }
     }
+}
+
+/// What a program printed as JSON.
+pub fn json(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
+}
+
+/// The lines of a file, each of them JSON.
+pub fn json_lines(path: &Path) -> Vec<Value> {
+    fs::read_to_string(path).unwrap().lines().map(json).collect()
 }
 
 /// All files in a folder, by name.

@@ -1,8 +1,10 @@
 //! Small data sets, and the configuration of a small model.
 
 use super::program::{Ran, biformer, fresh, text};
+use biformer::config::Changes;
 use biformer::model::{BiFormer, ModelConfig, TensorFile, preset};
 use biformer::tensor::{DType, Tensor};
+use biformer::trainer::Trainer;
 use biformer::trainer::stored::Stored;
 use image::ExtendedColorType::Rgb8;
 use image::ImageEncoder;
@@ -166,4 +168,18 @@ pub fn train(folder: &Path, fields: &str, data: &Path, more: &[&str]) -> Ran {
     let run = folder.join("run");
     let shared = ["train", "--config", text(&config), "--data", text(data), "--out", text(&run)];
     biformer(&[&shared[..], more].concat())
+}
+
+/// Begins a run, which has not taken a step.
+pub fn trainer(config: &Path, data: &Path, run: &Path) -> Trainer {
+    let flags = [("data", text(data)), ("out", text(run))].map(|(key, value)| (key.to_owned(), value.into()));
+    let changes = Changes::gather(Some(config), flags.into_iter().collect()).unwrap();
+    Trainer::from_changes(&changes).unwrap()
+}
+
+/// Writes a grey image of 32x32 as the input of `biformer forward`.
+pub fn grey(path: &Path) {
+    let mut file = TensorFile::default();
+    file.tensors.insert("input".into(), Tensor::full([1, 3, 32, 32], 0.5f32));
+    file.write(path).unwrap();
 }

@@ -1,12 +1,8 @@
 //! What `biformer bench` prints: speed, memory, profile, sweep.
 
-use crate::common::program::{biformer, fresh, text};
+use crate::common::program::{biformer, fresh, json, text};
 use biformer::data::load_image;
 use serde_json::Value;
-
-fn json(text: &str) -> Value {
-    serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
-}
 
 #[test]
 fn bench_tells_speed_and_memory() {

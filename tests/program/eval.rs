@@ -1,12 +1,11 @@
 //! What `biformer eval` measures and says of it.
 
-use crate::common::program::{biformer, copy_folder, fresh, make_first_best, text};
+use crate::common::program::{biformer, copy_folder, fresh, json, json_lines, make_first_best, text};
 #[cfg(unix)]
 use crate::common::program::{limited, limited_command, unread};
 use crate::common::samples::{self, Trained};
 use biformer::data::{imagenet_classes, load_image};
 use biformer::model::TensorFile;
-use biformer::tensor::Tensor;
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
@@ -40,17 +39,8 @@ fn of_folder() -> &'static Trained {
     })
 }
 
-fn json(text: &str) -> Value {
-    serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
-}
-
 fn report(run: &Path, more: &[&str]) -> Value {
     json(&biformer(&[&["eval", "--json", "--checkpoint", text(run)][..], more].concat()).ok().out)
-}
-
-/// The lines of a file.
-fn lines(path: &Path) -> Vec<Value> {
-    fs::read_to_string(path).unwrap().lines().map(json).collect()
 }
 
 fn counts(matrix: &Value) -> Vec<Vec<u64>> {
@@ -61,7 +51,7 @@ fn counts(matrix: &Value) -> Vec<Vec<u64>> {
 fn eval_measures_what_training_measured() {
     let Trained { run, data, .. } = of_cifar();
     let report = report(run, &["--batch-size", "16"]);
-    let last = &lines(&run.join("metrics.jsonl"))[2];
+    let last = &json_lines(&run.join("metrics.jsonl"))[2];
     assert_eq!(report["images"], samples::TEST);
     assert_eq!(report["split"], "test");
     assert_eq!(report["top1"], last["test_accuracy"]);
@@ -99,7 +89,7 @@ fn eval_measures_what_training_measured() {
 #[test]
 fn the_split_is_what_training_evaluates_on_or_what_is_asked_for() {
     let Trained { run, data, .. } = of_folder();
-    let last = lines(&run.join("metrics.jsonl")).pop().unwrap();
+    let last = json_lines(&run.join("metrics.jsonl")).pop().unwrap();
     let [usual, val, test, train] =
         [&[][..], &["--split", "val"], &["--split", "test"], &["--split", "train"]].map(|split| report(run, split));
     assert_eq!(usual, val);
@@ -257,7 +247,7 @@ fn predictions_are_a_line_for_each_image() {
     let Trained { run, data, .. } = of_folder();
     let file = fresh("eval-predictions").join("test.jsonl");
     let asked = ["--split", "test", "--predictions", text(&file)];
-    let (report, predictions) = (report(run, &asked), lines(&file));
+    let (report, predictions) = (report(run, &asked), json_lines(&file));
     let names = ["dark", "light"];
     let mut confusion = vec![vec![0; 2]; 2];
     for (number, line) in predictions.iter().enumerate() {
@@ -280,7 +270,7 @@ fn predictions_are_a_line_for_each_image() {
     // In place of an earlier result, and of nothing else.
     let cifar = of_cifar();
     self::report(&cifar.run, &["--predictions", text(&file)]);
-    let of_cifar = lines(&file);
+    let of_cifar = json_lines(&file);
     assert!(of_cifar.len() == samples::TEST && of_cifar.iter().all(|line| line.get("path").is_none()), "{of_cifar:?}");
     let anothers = [("pictures.jsonl", "{\"image\": 1}"), ("answers.jsonl", "{\"predicted\": \"cat\"}\n")];
     let anothers = anothers.map(|(name, line)| {
@@ -324,7 +314,7 @@ fn the_surest_mistakes_are_named() {
     let file = fresh("eval-mistakes").join("test.jsonl");
     let asked = ["--mistakes", "3", "--predictions", text(&file)];
     let found = report(run, &asked);
-    let mut wrong = lines(&file);
+    let mut wrong = json_lines(&file);
     wrong.retain(|line| line["class"] != line["predicted"]);
     assert!(wrong.len() > 3, "a small model makes mistakes: {wrong:?}");
     let probability = |line: &Value| line["probability"].as_f64().unwrap();
@@ -363,8 +353,7 @@ fn better_weights_are_spoken_of() {
     let [exported, input, output] = ["w", "x", "y"].map(|name| folder.join(format!("{name}.safetensors")));
     let export = biformer(&["export", "--checkpoint", text(&copy), "--output", text(&exported)]).ok();
     assert!(notes(&export.err), "{export:?}");
-    let images = [("input".to_owned(), Tensor::full([1, 3, 32, 32], 0.5f32))].into();
-    TensorFile { tensors: images, ..TensorFile::default() }.write(&input).unwrap();
+    samples::grey(&input);
     let files = ["--input", text(&input), "--output", text(&output)];
     let forward = biformer(&[&["forward", "--checkpoint", text(&copy)][..], &files].concat()).ok();
     assert!(notes(&forward.err), "{forward:?}");
@@ -417,7 +406,7 @@ fn info_says_how_far_a_run_has_come() {
     biformer(&["export", "--checkpoint", text(run), "--output", text(&exported)]).ok();
     let [whole, alone] =
         [run, &exported].map(|path| json(&biformer(&["info", "--json", "--checkpoint", text(path)]).ok().out));
-    let last = lines(&run.join("metrics.jsonl")).pop().unwrap();
+    let last = json_lines(&run.join("metrics.jsonl")).pop().unwrap();
     assert_eq!((&whole["run"]["last"], &whole["run"]["progress"]["epochs"][1]), (&last, &last));
     assert!(alone["run"]["last"].is_null() && alone["run"]["progress"].is_null());
     assert_eq!(whole["parameters"], alone["parameters"]);

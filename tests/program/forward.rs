@@ -15,7 +15,7 @@ fn forward_gives_the_references_logits() {
         ["weights", "input", "output"].map(|name| folder.join(format!("{name}.safetensors")));
     let like = BiFormer::new(&vector.config(), 0, DType::F32).unwrap();
     generator::state_dict(&like.state_dict().unwrap()).write(&weights).unwrap();
-    let shape: Vec<usize> = golden::numbers(&vector.json["input"]["shape"]).iter().map(|&x| x as usize).collect();
+    let shape = golden::extents(&vector.json["input"]["shape"]);
     let mut file = TensorFile::default();
     let values = Tensor::from_slice(&generator::values("input", &shape), shape).unwrap();
     file.tensors.insert("input".into(), values);
@@ -55,9 +55,7 @@ fn forward_gives_the_references_logits() {
 fn forward_takes_a_run_folder_and_says_what_weights_may_be() {
     let folder = fresh("forward-run");
     let [input, output] = ["input", "output"].map(|name| folder.join(format!("{name}.safetensors")));
-    let mut file = TensorFile::default();
-    file.tensors.insert("input".into(), Tensor::full([1, 3, 32, 32], 0.5f32));
-    file.write(&input).unwrap();
+    samples::grey(&input);
     let run = &samples::trained("forward-trained").run;
     let forward = |weights: &Path| {
         let files = ["--weights", text(weights), "--input", text(&input), "--output", text(&output)];

@@ -1,6 +1,6 @@
 //! What `biformer predict` takes pictures for, and what it draws of that.
 
-use crate::common::program::{biformer, command, fresh, text, unread};
+use crate::common::program::{biformer, command, fresh, json, text, unread};
 use crate::common::samples;
 use biformer::data::{Image, load_image};
 use serde_json::Value;
@@ -12,10 +12,6 @@ use std::sync::OnceLock;
 fn run() -> &'static Path {
     static RUN: OnceLock<PathBuf> = OnceLock::new();
     RUN.get_or_init(|| samples::trained("predict-run").run)
-}
-
-fn json(text: &str) -> Value {
-    serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Files cut off or changed anywhere, and configurations of anything: errors, but never a panic.
+//! Files cut off anywhere or with another header, and configurations of anything: errors, but never a panic.
 
 use crate::common::program::{biformer, fresh, text};
 use crate::common::samples;
@@ -55,7 +55,7 @@ proptest! {
     }
 
     #[test]
-    fn files_with_bytes_changed(changes in prop::collection::vec((0.0..1.0f64, any::<u8>()), 1..4)) {
+    fn files_with_bytes_of_the_header_changed(changes in prop::collection::vec((0.0..1.0f64, any::<u8>()), 1..4)) {
         for (bytes, header) in files() {
             let mut changed = bytes.clone();
             for (place, byte) in &changes {

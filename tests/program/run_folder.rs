@@ -1,10 +1,8 @@
 //! What becomes of a run's folder while the run is on its way, or between two parts of it: it is moved, another run asks
 //! for it, its files are edited.
 
-use crate::common::program::{biformer, contents, epochs, fresh, place, text};
+use crate::common::program::{biformer, contents, copy_folder, epochs, fresh, place, text};
 use crate::common::samples::{self, Trained};
-use biformer::config::Changes;
-use biformer::trainer::Trainer;
 use biformer::trainer::metrics::EpochMetrics;
 use std::fs;
 use std::path::PathBuf;
@@ -15,9 +13,7 @@ use std::sync::atomic::AtomicBool;
 fn copied_run(name: &str) -> PathBuf {
     static TRAINED: OnceLock<Trained> = OnceLock::new();
     let folder = fresh(name);
-    for (file, bytes) in contents(&TRAINED.get_or_init(|| samples::trained("run-folder")).run) {
-        fs::write(folder.join(file), bytes).unwrap();
-    }
+    copy_folder(&TRAINED.get_or_init(|| samples::trained("run-folder")).run, &folder);
     folder
 }
 
@@ -29,9 +25,7 @@ fn a_run_whose_folder_was_moved_writes_to_no_other() {
     let (data, config) = (samples::cifar10(&folder.join("data")), samples::config(&folder, ""));
     let (data, config) = (&data, &config);
     let (run, elsewhere) = (folder.join("run"), folder.join("elsewhere"));
-    let flags = [("data", text(data)), ("out", text(&run))].map(|(key, value)| (key.to_owned(), value.into()));
-    let changes = Changes::gather(Some(config), flags.into_iter().collect()).unwrap();
-    let mut trainer = Trainer::from_changes(&changes).unwrap();
+    let mut trainer = samples::trainer(config, data, &run);
     fs::rename(&run, &elsewhere).unwrap();
     let other = ["train", "--config", text(config), "--data", text(data), "--out", text(&run), "--seed", "2"];
     biformer(&other).ok();
@@ -50,9 +44,7 @@ fn a_run_whose_lock_was_removed_writes_no_more() {
     let folder = fresh("no-lock");
     let (data, config) = (samples::cifar10(&folder.join("data")), samples::config(&folder, ""));
     let run = folder.join("run");
-    let flags = [("data", text(&data)), ("out", text(&run))].map(|(key, value)| (key.to_owned(), value.into()));
-    let mut trainer =
-        Trainer::from_changes(&Changes::gather(Some(&config), flags.into_iter().collect()).unwrap()).unwrap();
+    let mut trainer = samples::trainer(&config, &data, &run);
     fs::remove_file(run.join(".lock")).unwrap();
     biformer(&["train", "--resume", "--out", text(&run)]).ok();
     let before = contents(&run);
@@ -81,6 +73,7 @@ fn a_run_folder_has_one_run_at_a_time() {
     for (file, bytes) in before {
         fs::write(run.join(file), bytes).unwrap();
     }
+    resume(&["--epochs", "2"]).ok();
 }
 
 #[test]
@@ -120,9 +113,7 @@ fn a_checkpoint_is_written_even_if_the_metrics_cannot_be() {
     let folder = fresh("no-metrics");
     let (data, config, run) =
         (samples::cifar10(&folder.join("data")), samples::config(&folder, ""), folder.join("run"));
-    let flags = [("data", text(&data)), ("out", text(&run))].map(|(key, value)| (key.to_owned(), value.into()));
-    let mut trainer =
-        Trainer::from_changes(&Changes::gather(Some(&config), flags.into_iter().collect()).unwrap()).unwrap();
+    let mut trainer = samples::trainer(&config, &data, &run);
     let in_the_way = run.join("metrics.jsonl");
     fs::create_dir(&in_the_way).unwrap();
     let error = format!("{:#}", trainer.run(&AtomicBool::new(false)).unwrap_err());

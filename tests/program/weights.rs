@@ -5,7 +5,7 @@ use crate::common::samples::{self, Trained};
 use biformer::config::{Changes, RunConfig};
 use biformer::data::Statistics;
 use biformer::model::{BiFormer, ModelConfig, TensorFile, preset};
-use biformer::tensor::{DType, Tensor};
+use biformer::tensor::DType;
 use biformer::trainer::Trainer;
 use biformer::trainer::learner::Learner;
 use biformer::trainer::stored::Stored;
@@ -113,9 +113,7 @@ fn a_state_dict_of_a_named_model_needs_no_name() {
     };
     assert_eq!(layers(&["--checkpoint", text(&file)]), layers(&["--model", "micro"]));
     let [input, output] = ["x", "y"].map(|name| folder.join(format!("{name}.safetensors")));
-    let mut images = TensorFile::default();
-    images.tensors.insert("input".into(), Tensor::full([1, 3, 32, 32], 0.5f32));
-    images.write(&input).unwrap();
+    samples::grey(&input);
     biformer(&["forward", "--weights", text(&file), "--input", text(&input), "--output", text(&output)]).ok();
     let run = folder.join("run");
     let train = ["train", "--weights", text(&file), "--data", text(data), "--out", text(&run), "--epochs", "1"];
@@ -133,9 +131,7 @@ fn an_export_knows_its_model_and_its_classes() {
     assert!(fs::read(&file).unwrap() == fs::read(&again).unwrap(), "an export of an export is the same");
     let picture = folder.join("picture.png");
     samples::picture(&picture, 40, 40, [200, 30, 90]);
-    let mut images = TensorFile::default();
-    images.tensors.insert("input".into(), Tensor::full([1, 3, 32, 32], 0.5f32));
-    images.write(&input).unwrap();
+    samples::grey(&input);
     let output = folder.join("output.safetensors");
     let same = |arguments: &dyn Fn(&str) -> Vec<String>| {
         let of = |weights: &Path| {
@@ -362,7 +358,7 @@ fn data_that_have_moved_are_asked_for() {
     let [_, data] = shared();
     let folder = fresh("weights-moved");
     let from = |place: &Path, arguments: &[&str]| {
-        let mut command = crate::common::program::command(arguments);
+        let mut command = command(arguments);
         Ran::from(command.current_dir(place).output().unwrap())
     };
     let here = |arguments: &[&str]| from(&folder, arguments);
@@ -417,9 +413,7 @@ fn a_model_is_measured_on_other_sizes_and_with_other_routes() {
 fn weights_that_may_not_be_meant_are_noted() {
     let (folder, Trained { data, config, .. }) = (fresh("weights-noted"), cifar());
     let run = folder.join("run");
-    let flags = [("data", text(data)), ("out", text(&run))].map(|(key, value)| (key.to_owned(), value.into()));
-    let changes = Changes::gather(Some(config), flags.into_iter().collect()).unwrap();
-    drop(Trainer::from_changes(&changes).unwrap());
+    drop(samples::trainer(config, data, &run));
     let said = |of: &Path| biformer(&["eval", "--checkpoint", text(of)]).ok().err;
     assert!(said(&run).contains("has not taken a step yet"), "{}", said(&run));
     biformer(&["train", "--resume", "--out", text(&run)]).ok();

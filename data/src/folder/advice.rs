@@ -41,8 +41,8 @@ pub(crate) fn nearly(root: &Path) -> String {
     }
     let count = pictures_in(root);
     if count > 0 {
-        let s = if count == 1 { "" } else { "s" };
-        return format!("{shown} itself holds {count} image{s}: if it is a class, name the folder above it. ");
+        let images = counted(count);
+        return format!("{shown} itself holds {images}: if it is a class, name the folder above it. ");
     }
     let classes: Vec<&OsString> = folders.iter().filter(|name| is_class(&root.join(name)).unwrap_or(false)).collect();
     match (classes.as_slice(), folders.first()) {
@@ -103,8 +103,12 @@ pub(super) fn lacking(path: &Path, looked_for: &str) -> Error {
 /// What a user should know of images beside the folders of the classes, if there are any.
 pub(super) fn loose_in(folder: &Path, name: &str) -> Option<String> {
     let count = pictures_in(folder);
-    let s = if count == 1 { "" } else { "s" };
-    (count > 0).then(|| format!("skipped {count} image{s} in {name}/ itself, beside the folders of the classes"))
+    (count > 0).then(|| format!("skipped {} in {name}/ itself, beside the folders of the classes", counted(count)))
+}
+
+/// So many images.
+fn counted(images: usize) -> String {
+    format!("{images} image{}", if images == 1 { "" } else { "s" })
 }
 
 /// What a user should know of classes that a test has no images of, if there are any.

@@ -179,14 +179,13 @@ impl Tensor {
     }
 
     fn host_mut(&mut self, op: &'static str) -> Result<&mut Buffer> {
-        self.host(op)?;
-        match &mut self.storage {
-            Storage::Cpu(buffer) => {
+        match self.storage {
+            Storage::Cpu(ref mut buffer) => {
                 let buffer = Arc::get_mut(buffer).ok_or(Error::Shared { op })?;
                 self.carried = Carried::default();
                 Ok(buffer)
             }
-            Storage::Cuda(_) => Err(Error::Shared { op }),
+            Storage::Cuda(_) => Err(self.wrong_device(op, &Device::Cpu)),
         }
     }
 
