@@ -53,6 +53,8 @@ pub fn cases() -> Vec<Case> {
         case("one element", [1, 1, 1, 1], 3, true),
         case("no images", [0, 3, 3, 2], 3, true),
         case("no columns", [2, 3, 0, 2], 3, true),
+        case("no columns, in packs", [2, 3, 0, 8], 3, true),
+        case("no columns of a kernel of 5, in packs", [2, 3, 0, 8], 5, true),
         case("no channels", [2, 3, 3, 0], 3, true),
         case("chunks of columns, bands of rows, tiles of channels", [1, 16, 13, 72], 5, true),
         case("tiles of pixels", [1, 17, 18, 8], 5, true),

@@ -84,7 +84,8 @@ pub(crate) fn backward_weight(g: Geometry, dy: &Map, x: &Map, [dweight, dbias]: 
     let gpu = x.elements.gpu("dwconv")?;
     let [dy_address, x_address] = [address(g, dy, gpu)?, address(g, x, gpu)?];
     let packed = packed(g, dtype, [(dy_address, dy.stride), (x_address, x.stride)]);
-    if packed && dtype == DType::Bf16 && tensor_cores::usable(g, [dy.stride, x.stride]) {
+    // An empty map has no blocks there, and gradients of zero.
+    if packed && !g.is_empty() && dtype == DType::Bf16 && tensor_cores::usable(g, [dy.stride, x.stride]) {
         return tensor_cores::backward_weight(g, gpu, (dy_address, dy.stride), (x_address, x.stride), [dweight, dbias]);
     }
     let tiling = Tiling::new(g, if packed && dtype == DType::F32 { 2 } else { 1 }, 32);
