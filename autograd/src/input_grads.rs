@@ -194,6 +194,13 @@ impl<'s, 'a> InputGrads<'s, 'a> {
         }
     }
 
+    /// Leaves an input without a gradient, as it has no influence on the result: it would have none on one long tape
+    /// either. Its slot, if it is open, is as if nobody had asked for it.
+    pub(crate) fn leave(&mut self, input: usize, slot: Option<Slot<'a>>) {
+        slot.into_iter().for_each(|slot| self.close(Slot { taken: false, ..slot }));
+        self.given[input] = true;
+    }
+
     /// Gives a gradient that exists already: it is moved in if it is the first, and added otherwise; a view is copied.
     /// Errors: [`TensorError::Shape`] and [`TensorError::DType`] unless it has the input's shape and type; those of
     /// [`open`](Self::open) and of a GPU.

@@ -204,13 +204,19 @@ impl Pieces {
             rest = after;
         }
         let walked: Vec<_> = work.into_par_iter().with_max_len(1).map(|group| group.walk(dy, row)).collect();
-        let walked: Vec<Accumulated<'_>> = walked.into_iter().collect::<Result<_>>()?;
+        let walked: Vec<(Accumulated<'_>, bool)> = walked.into_iter().collect::<Result<_>>()?;
+        let reached = samples == 0 || walked.iter().any(|(_, reached)| *reached);
+        let walked: Vec<Accumulated<'_>> = walked.into_iter().map(|(group, _)| group).collect();
         walked.iter().filter_map(|group| group.owner).try_for_each(|owner| whole.ensure_model(owner))?;
         let mut parameters = walked.into_iter().map(|group| group.parameters);
         whole.parameters = parameters.next().unwrap_or_default();
-        slot.into_iter().for_each(|slot| grads.close(slot));
+        match slot {
+            Some(slot) if reached => grads.close(slot),
+            slot if !reached => grads.leave(0, slot),
+            _ => {}
+        }
         add_up::<T>(parameters, grads)?;
-        apart.map_or(Ok(()), |dx| grads.give(0, dx))?;
+        apart.filter(|_| reached).map_or(Ok(()), |dx| grads.give(0, dx))?;
         absorb(&self.profile, &profiles);
         Ok(())
     }
@@ -226,10 +232,10 @@ struct Group<'a, 'd, T> {
 
 impl<'a, T: Float> Group<'a, '_, T> {
     /// Walks the tapes in order, from dy (N, ...) to the group's part of dx, whose rows have `row` elements. Returns
-    /// what has been accumulated.
-    fn walk(self, dy: &Tensor, row: usize) -> Result<Accumulated<'a>> {
+    /// what has been accumulated, and whether any walk has reached its x.
+    fn walk(self, dy: &Tensor, row: usize) -> Result<(Accumulated<'a>, bool)> {
         let Self { pieces, mut accumulated, dx } = self;
-        let mut dx_rest = dx.data;
+        let (mut dx_rest, mut reached) = (dx.data, false);
         for Piece { mut nodes, profile, input, output, samples } in pieces {
             if let Some(profile) = &profile {
                 profile.restart();
@@ -242,13 +248,15 @@ impl<'a, T: Float> Group<'a, '_, T> {
                 accumulated.interior[last] = State::Filled(dy.slice(0, samples)?);
                 walk(&mut nodes, profile.as_deref(), last, &mut accumulated, &mut inputs)?;
             }
-            match input.and_then(|input| inputs.remove(&input)) {
+            let gradient = input.and_then(|input| inputs.remove(&input));
+            reached |= gradient.is_some();
+            match gradient {
                 Some(gradient) => put(data, gradient.as_slice("pieces")?, dx.accumulate),
                 None if !dx.accumulate => data.fill(T::zero()),
                 None => {}
             }
         }
-        Ok(accumulated)
+        Ok((accumulated, reached))
     }
 }
 

@@ -70,7 +70,8 @@ impl Tape {
     ///
     /// `work` gets the tape to compute on and the inputs on that tape, which it owns and may drop; it must put
     /// parameters on that tape itself. What it returns besides its value is returned from the first run and dropped in
-    /// the second.
+    /// the second. (A value that depends on none of the inputs and parameters that `work` uses, as after
+    /// [`detach`](Var::detach), is recorded nevertheless: a backward pass from it finds no gradient, and is no error.)
     ///
     /// Errors: those of `work`, from the backward pass as this crate's; and in the backward pass [`Error::Recompute`]
     /// if the second run's value has another shape, and [`Error::BareParameter`] if it is a parameter and not the

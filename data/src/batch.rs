@@ -36,8 +36,8 @@ impl Batch {
         start(part)..start(part + 1)
     }
 
-    /// Part `part` of `parts`, which goes through a model by itself; the first of one is the whole batch. Panics unless
-    /// `part` is less than `parts`.
+    /// Part `part` of `parts`, which goes through a model by itself; the first of one is the whole batch. Panics if
+    /// `parts` is 0.
     pub fn part(&self, part: usize, parts: usize) -> MicroBatch<'_> {
         let (slots, [_, height, width, channels]) = (self.slots(part, parts), self.shape);
         let row = |all: &[f32]| all.len() / self.labels.len().max(1);

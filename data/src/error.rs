@@ -127,7 +127,7 @@ pub enum Error {
         /// What was wrong with the first few.
         first: Vec<String>,
     },
-    /// None of the images that an epoch shows could be decoded.
+    /// None of the images of a data set could be decoded.
     #[error("none of the images can be decoded: {}; repair or replace them", first.join("; "))]
     NoGoodImage {
         /// What was wrong with the first few.

@@ -1,6 +1,7 @@
 //! The work of an epoch: how its batches are made, on several threads.
 
 use std::any::Any;
+use std::collections::HashSet;
 use std::fmt::Display;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -100,8 +101,8 @@ impl Job {
     }
 
     /// Fills the slot of each bad image with the next good one of the same batch, wrapping around at the end of the
-    /// batch. If all are bad, the next good image of the epoch's order after `end` fills them. Either way the result
-    /// depends on the order and on the data alone.
+    /// batch. If all are bad, the next good image of the epoch's order after `end` fills them, or if there is none, the
+    /// first of the others. Either way the result depends on the order and on the data alone.
     fn replace_bad(&self, batch: &mut Batch, end: usize) -> Result<()> {
         let (count, image_len) = (batch.samples.len(), batch.images.len() / batch.samples.len());
         let mut good = vec![true; count];
@@ -121,13 +122,14 @@ impl Job {
         Ok(())
     }
 
-    /// Fills the first slot of a batch of bad images with the next good one of the epoch's order after `end`.
+    /// Fills the first slot of a batch of bad images with the next good one of the epoch's order after `end`, or if
+    /// there is none, with the first good one that the epoch does not show: repeats may leave it few different images.
     fn find_good(&self, batch: &mut Batch, end: usize, image_len: usize) -> Result<()> {
         let (limit, others) = (self.config.max_bad_images, self.order.len() - batch.samples.len());
         let skipped = batch.skipped.iter().filter(|skipped| !skipped.again);
         let mut reasons: Vec<String> = skipped.map(|skipped| skipped.reason.clone()).collect();
-        for step in 0..others {
-            let showing = self.order[(end + step) % self.order.len()];
+        let later = (0..others).map(|step| self.order[(end + step) % self.order.len()]);
+        for showing in later.chain(self.unshown()) {
             match self.load(showing, &mut batch.images[..image_len]) {
                 Ok(label) => {
                     (batch.labels[0], batch.samples[0]) = (label, showing.sample);
@@ -148,6 +150,13 @@ impl Job {
         } else {
             Error::NoGoodImage { first: reasons }
         })
+    }
+
+    /// The samples that the epoch does not show.
+    fn unshown(&self) -> impl Iterator<Item = Showing> {
+        let shown: HashSet<usize> = self.order.iter().map(|showing| showing.sample).collect();
+        let unshown = (0..self.dataset.len()).filter(move |sample| !shown.contains(sample));
+        unshown.map(|sample| Showing { sample, before: 0 })
     }
 
     /// Writes the floats of a sample to `out`, (H, W, 3), and gives its label.

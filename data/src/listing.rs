@@ -7,6 +7,7 @@ use std::fmt;
 use std::fs::{self, DirEntry};
 use std::path::{Path, PathBuf};
 
+use crate::folder::PARTS;
 use crate::{Error, Result};
 
 /// The extensions of image files: those of the formats that [`load_image`](crate::load_image) reads.
@@ -32,16 +33,20 @@ impl Listing {
     ///
     /// Errors: [`Error::Io`].
     pub fn below(folder: &Path) -> Result<Self> {
+        Self::of(folder, Level::Class)
+    }
+
+    fn of(folder: &Path, level: Level) -> Result<Self> {
         let mut listing = Self::default();
         let root = fs::canonicalize(folder).map_err(Error::io(folder))?;
-        listing.walk(folder, &root, &mut HashSet::from([root.clone()]))?;
+        listing.walk(folder, &root, level, &mut HashSet::from([root.clone()]))?;
         listing.images.sort_unstable();
         Ok(listing)
     }
 
     /// Adds what is below `folder`, whose path without symbolic links is `place`. The folders in `seen` have already
-    /// been visited, so the walk ends however they link to each other.
-    fn walk(&mut self, folder: &Path, place: &Path, seen: &mut HashSet<PathBuf>) -> Result<()> {
+    /// been visited in the same class, so the walk ends however they link to each other.
+    fn walk(&mut self, folder: &Path, place: &Path, level: Level, seen: &mut HashSet<PathBuf>) -> Result<()> {
         let mut entries: Vec<DirEntry> = visible(folder)?.collect::<Result<_>>()?;
         // In an order that is the same everywhere: of two ways to a folder the first is taken.
         entries.sort_unstable_by_key(DirEntry::file_name);
@@ -62,11 +67,39 @@ impl Listing {
                 true => fs::canonicalize(&path).map_err(Error::io(&path))?,
                 false => place.join(entry.file_name()),
             };
-            if !place.starts_with(&inner) && seen.insert(inner.clone()) {
-                self.walk(&path, &inner, seen)?;
+            if place.starts_with(&inner) {
+                continue;
+            }
+            match level {
+                Level::Class if seen.insert(inner.clone()) => self.walk(&path, &inner, level, seen)?,
+                Level::Class => {}
+                _ => {
+                    let level = level.below(&entry.file_name());
+                    self.walk(&path, &inner, level, &mut HashSet::from([inner.clone()]))?;
+                }
             }
         }
         Ok(())
+    }
+}
+
+/// What a folder is to a data set. Each class is walked through by itself, as when it is learned from: what another one
+/// has as well, through a link, belongs to both.
+#[derive(Clone, Copy)]
+enum Level {
+    Data,
+    Part,
+    /// A class, or a folder in one.
+    Class,
+}
+
+impl Level {
+    /// What a folder of this name is in one of this level.
+    fn below(self, name: &OsStr) -> Self {
+        match self {
+            Self::Data if PARTS.iter().any(|part| name == part.name()) => Self::Part,
+            _ => Self::Class,
+        }
     }
 }
 
@@ -119,11 +152,12 @@ impl fmt::Display for Others {
 }
 
 /// The files below `folder` that are named as images are (see [`extensions`]), and neither hidden nor in the folder of
-/// a run, unless `folder` itself is one; sorted. And what a user should know of the others there.
+/// a run, unless `folder` itself is one; sorted. And what a user should know of the others there. Symbolic links are
+/// followed, but not round in circles; if it is an image folder, each class has the images that it is read with.
 ///
 /// Errors: [`Error::Io`].
 pub fn pictures_below(folder: &Path) -> Result<(Vec<PathBuf>, Option<String>)> {
-    let Listing { images, others } = Listing::below(folder)?;
+    let Listing { images, others } = Listing::of(folder, Level::Data)?;
     Ok((images, others.skipped(&folder.display().to_string())))
 }
 

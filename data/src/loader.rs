@@ -164,7 +164,7 @@ impl Loader {
     }
 
     /// The batches of `epoch` from `first_batch` on: bit for bit those that the whole epoch has from there. Errors,
-    /// each in a batch's place: [`Error::TooManyBadImages`]; [`Error::NoGoodImage`] if no image of the epoch can be
+    /// each in a batch's place: [`Error::TooManyBadImages`]; [`Error::NoGoodImage`] if no image of the data set can be
     /// decoded; [`Error::Label`] and those of the data set; [`Error::Worker`] where a thread cannot be started, or
     /// panics.
     pub fn epoch(&self, epoch: u64, first_batch: usize) -> Batches {

@@ -224,7 +224,7 @@ fn pixels(bytes: &[u8]) -> std::result::Result<RgbImage, String> {
 }
 
 /// Why a file cannot be decoded that its format's decoder reads to the end and beyond.
-const CUT_OFF: &str = "the file ends before its picture does";
+const CUT_OFF: &str = "the file ends too early";
 
 /// Whether a decoder failed because there was nothing left to read.
 fn ends_early(cause: &ImageError) -> bool {

@@ -76,7 +76,12 @@ impl ModelConfig {
 
 /// A value from the command line: a list where commas or the field ask for one.
 fn parse(text: &str, list: bool) -> Value {
-    let scalar = |text: &str| serde_json::from_str(text.trim()).unwrap_or_else(|_| Value::from(text.trim()));
+    // Numbers may also be written as .1 and 1. are.
+    let number = |text: &str| text.parse().ok().filter(|number: &f64| number.is_finite()).map(Value::from);
+    let scalar = |text: &str| {
+        let text = text.trim();
+        serde_json::from_str(text).ok().or_else(|| number(text)).unwrap_or_else(|| Value::from(text))
+    };
     let text = text.trim();
     let inner = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
     if list || inner.contains(',') { inner.split(',').map(scalar).collect() } else { scalar(inner) }
@@ -86,6 +91,14 @@ fn parse(text: &str, list: bool) -> Value {
 mod tests {
     use super::*;
     use std::collections::BTreeSet;
+
+    #[test]
+    fn numbers_are_read_as_people_write_them() {
+        for (text, number) in [(".1", 0.1), ("1.", 1.0), ("+.5", 0.5), ("1e-1", 0.1)] {
+            assert_eq!(parse(text, false), Value::from(number), "{text}");
+        }
+        assert_eq!(parse("inf", false), Value::from("inf"));
+    }
 
     #[test]
     fn fields_are_those_that_files_have_and_aliases_are_of_them() {

@@ -179,3 +179,25 @@ fn pieces_of_a_parameter_may_use_it() {
         assert!((piece - whole).abs() <= 1e-12 * whole.abs().max(1.0), "{piece} is not {whole}");
     }
 }
+
+/// Or an optimiser would apply weight decay and old moments to it.
+#[test]
+fn what_no_piece_depends_on_has_no_gradient() {
+    let mut builder = ParametersBuilder::default();
+    let [ignored, used] = ["ignored", "used"].map(|name| builder.add(name, [4, 2], waves(8, 0.3)));
+    let parameters = builder.build(DType::F64).unwrap();
+    let tape = Tape::new();
+    let (x, interior) = (tape.parameter(&parameters, ignored), tape.input(Tensor::full([4, 2], 2.0f64)));
+    for x in [&x, &ops::scale(&interior, 2.0).unwrap()] {
+        let pieces = tape.in_pieces(x, 2, |x, samples| {
+            let used = ops::slice(&x.tape().parameter(&parameters, used), 0, samples)?;
+            Ok::<_, autograd::Error>((ops::mul(&x.detach(), &used)?, ()))
+        });
+        let (y, _) = pieces.unwrap();
+        let mut gradients = Gradients::new(&parameters).unwrap();
+        tape.backward(&ops::sum(&y, &[0, 1], false).unwrap(), &mut gradients).unwrap();
+        assert!(gradients.parameter(ignored).is_none() && gradients.parameter(used).is_some());
+        assert!(gradients.of(&interior).is_none());
+        assert_eq!(gradients.require_all(), Err(autograd::Error::Unreached { names: vec!["ignored".into()] }));
+    }
+}

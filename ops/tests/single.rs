@@ -141,3 +141,26 @@ fn the_gradient_of_a_view_of_bf16_is_f32() -> Result<()> {
     }
     Ok(())
 }
+
+/// In one chain of additions, 0.1 times the number of tokens would be off by 2e-3.
+#[test]
+fn long_sums_stay_accurate() {
+    const SIDE: usize = 512;
+    for limited in limits(&[Isa::Portable, Isa::Avx2, Isa::Avx512]) {
+        let tape = Tape::inference();
+        let x = tape.constant(Tensor::full([1, SIDE, SIDE, 3], 0.1f32));
+        let rows = ops::reshape(&x, [SIDE * SIDE, 3]).unwrap();
+        let attributes = ops::Bra { heads: 1, qk_dim: 1, topk: 1, grid: [1, 1], scale: 1.0, valid: None };
+        for (what, sum, exact) in [
+            ("mean_pool", ops::mean_pool(&x).unwrap().value().clone(), 0.1),
+            ("region_pool", ops::region_pool(&x, [2, 2]).unwrap().value().clone(), 0.1),
+            ("sum", ops::sum(&rows, &[0], false).unwrap().value().clone(), 0.1 * (SIDE * SIDE) as f64),
+            ("route", ops::route(x.value(), &attributes).unwrap().affinities, 0.01),
+        ] {
+            for value in sum.to_vec::<f32>().unwrap() {
+                let error = (f64::from(value) / exact - 1.0).abs();
+                assert!(error < 5e-5, "{what}: {error:.1e}, {}", limited.isa().name());
+            }
+        }
+    }
+}

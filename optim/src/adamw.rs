@@ -124,10 +124,11 @@ impl AdamW {
     ///
     /// Errors, each before the weights or the moments have changed: [`Error::NonFinite`] for gradients that would
     /// destroy the weights (their step ends, too): the norm, and its square once it is clipped, have to be finite in the
-    /// parameters' type; [`Error::Setting`] when `lr` is negative or not finite in the parameters' type, or `max_norm` is
-    /// not positive; [`Error::Layout`] for another model's parameters or gradients; [`autograd::Error::Unreached`] when
-    /// some parameter got no gradient in this step (its old one would be used again), [`autograd::Error::NoBackward`] when
-    /// none did; [`tensor::Error::Shared`] while a tape or a view of the parameters lives.
+    /// parameters' type; [`Error::Setting`] when `lr` is negative or, by itself or times a parameter's rate and decay, not finite in
+    /// the parameters' type, or when `max_norm` is not positive; [`Error::Layout`] for another model's parameters or
+    /// gradients; [`autograd::Error::Unreached`] when some parameter got no gradient in this step (its old one would be
+    /// used again), [`autograd::Error::NoBackward`] when none did; [`tensor::Error::Shared`] while a tape or a view of the
+    /// parameters lives.
     pub fn step_clipped(
         &mut self,
         parameters: &mut Parameters,
@@ -164,12 +165,15 @@ impl AdamW {
     /// [`Error::Setting`].
     pub(crate) fn constants(&self, lr: f64, max_norm: f64) -> Result<StepConstants<f64>> {
         ensure("max_norm", max_norm, "positive", max_norm > 0.0)?;
-        let fits = match self.layout.dtype() {
-            DType::F64 => lr.is_finite(),
-            _ => (lr as f32).is_finite(),
+        let fits = |x: f64| match self.layout.dtype() {
+            DType::F64 => x.is_finite(),
+            _ => (x as f32).is_finite(),
         };
-        ensure("lr", lr, "at least 0, and finite in the weights' type", lr >= 0.0 && fits)?;
-        Ok(StepConstants::new(&self.config, self.groups.all(), self.steps + 1, lr))
+        ensure("lr", lr, "at least 0, and finite in the weights' type", lr >= 0.0 && fits(lr))?;
+        let constants = StepConstants::new(&self.config, self.groups.all(), self.steps + 1, lr);
+        let all_fit = constants.groups.iter().all(|group| fits(group.keep) && fits(group.step));
+        ensure("lr", lr, "one that times each parameter's rate and decay is finite in the weights' type", all_fit)?;
+        Ok(constants)
     }
 
     /// The gradients, flat, if they and the parameters are those of this optimiser's model.

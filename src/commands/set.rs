@@ -109,14 +109,21 @@ pub fn run_field(entry: &str) -> Result<Table> {
     let line = |value: &str| format!("{} = {value}", key.trim()).parse().ok().filter(is_one_field);
     // Strings need no quotes here, since a shell would remove them, and lists need no brackets.
     let text = |value: &str| Value::from(value.trim()).to_string();
-    let list = |value: &str| {
-        let entries = value.split(',').filter(|entry| !entry.trim().is_empty());
-        let entries = entries.map(|entry| if line(entry).is_some() { entry.to_owned() } else { text(entry) });
-        format!("[{}]", entries.collect::<Vec<_>>().join(", "))
+    // Numbers may also be written as .1 and 1. are.
+    let number = |value: &str| value.trim().parse().ok().filter(|number: &f64| number.is_finite());
+    let scalar = |value: &str| match number(value) {
+        _ if line(value).is_some() => value.to_owned(),
+        Some(number) => format!("{number:?}"),
+        None => text(value),
     };
     let bare_list = RunConfig::is_list(key) && !value.trim_start().starts_with('[');
-    let table = if bare_list { line(&list(value)) } else { line(value).or_else(|| line(&text(value))) };
-    table.with_context(|| format!("--set {entry}: not a value"))
+    let entries: Vec<&str> = if value.trim().is_empty() { vec![] } else { value.split(',').collect() };
+    if bare_list && entries.iter().any(|entry| entry.trim().is_empty()) {
+        bail!("--set {entry}: nothing between two commas, or beside one");
+    }
+    let list = || format!("[{}]", entries.iter().map(|entry| scalar(entry)).collect::<Vec<_>>().join(", "));
+    let value = if bare_list { list() } else { scalar(value) };
+    line(&value).with_context(|| format!("--set {entry}: not a value"))
 }
 
 /// Whether a table has one field, however deep: after a line break, a value could be followed by another field.
@@ -141,10 +148,13 @@ mod tests {
             ("freeze=", "freeze = []"),
             ("optimizer.betas=0.9,0.95", "optimizer.betas = [0.9, 0.95]"),
             ("data=a,b", r#"data = "a,b""#),
+            ("label_smoothing=.1", "label_smoothing = 0.1"),
+            ("preprocessing.mean=.1,1.,+.5", "preprocessing.mean = [0.1, 1.0, 0.5]"),
             ("epochs=3", "epochs = 3"),
             ("epochs=3\nseed=5", r#"epochs = "3\nseed=5""#), // no other field
         ] {
             assert_eq!(run_field(entry).unwrap(), expected.parse::<Table>().unwrap(), "{entry}");
         }
+        assert!(run_field("optimizer.betas=0.9,,0.95").unwrap_err().to_string().contains("between two commas"));
     }
 }

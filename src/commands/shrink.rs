@@ -3,13 +3,14 @@
 use super::Status;
 use super::options::{Threads, pictures_in, whole};
 use crate::folder_lock::{LOCK, Locked};
-use crate::paths::resolved;
+use crate::paths::{folders_of, resolved};
 use crate::printing::{bar, plural, tell};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use data::shrunk;
 use indicatif::ProgressBar;
 use model::{ensure_writable, remove_leftovers, write_safely};
+use rayon::iter::Either;
 use rayon::prelude::*;
 use std::collections::BTreeSet;
 use std::fs;
@@ -51,10 +52,8 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
         let (from, output) = folders(arguments)?;
         let shown = arguments.output.display();
         let named = || format!("--output {shown}");
-        // Through a symbolic link, pictures that were written before may be among them.
-        let is_written = |picture: &PathBuf| fs::canonicalize(picture).is_ok_and(|real| real.starts_with(&output));
-        let pictures = pictures_in(&arguments.data)?.into_par_iter();
-        let pictures: Vec<PathBuf> = pictures.filter(|picture| !is_written(picture)).collect();
+        let pictures = unwritten(arguments, &output)?;
+        let originals = originals(arguments, &pictures, from, &output)?;
         fs::create_dir_all(&output).with_context(named)?;
         let Some(_locked) = Locked::new(&output).with_context(named)? else {
             bail!(
@@ -66,12 +65,12 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
         ensure_writable(&output.join(LOCK)).with_context(named)?;
         let bar = bar(pictures.len());
         bar.set_message("pictures");
-        let (folders, full) = ([arguments.data.as_path(), &from, &output], AtomicBool::new(false));
+        let (folders, full) = ([arguments.data.as_path(), &output], AtomicBool::new(false));
         let outcomes = pictures.par_iter().map(|picture| {
             if full.load(Ordering::Relaxed) {
                 return Ok(Outcome::Left);
             }
-            let outcome = shrink_one(picture, folders, arguments.side.into(), &bar);
+            let outcome = shrink_one(picture, folders, &originals, arguments.side.into(), &bar);
             full.fetch_or(outcome.is_err(), Ordering::Relaxed);
             bar.inc(1);
             outcome
@@ -134,8 +133,50 @@ fn folders(arguments: &Arguments) -> Result<(PathBuf, PathBuf)> {
     Ok((from, output))
 }
 
-/// Writes one smaller picture, to the path in `output` that it has in `data`. Errors: it cannot be written.
-fn shrink_one(picture: &Path, [data, from, output]: [&Path; 3], side: usize, bar: &ProgressBar) -> Result<Outcome> {
+/// The pictures in --data. Through a symbolic link, some that were written before may be among them, which are left
+/// out with a note. Errors: there are none; others in the output, which would be taken for such.
+fn unwritten(arguments: &Arguments, output: &Path) -> Result<Vec<PathBuf>> {
+    let (data, shown) = (&arguments.data, arguments.output.display());
+    let pictures = pictures_in(data)?.into_par_iter().map(|picture| (fs::canonicalize(&picture).ok(), picture));
+    let (inside, pictures): (Vec<_>, Vec<_>) = pictures.partition_map(|(real, picture)| {
+        match real.and_then(|real| real.strip_prefix(output).map(Path::to_owned).ok()) {
+            Some(name) => Either::Left((name, picture)),
+            None => Either::Right(picture),
+        }
+    });
+    let is_written = |name: &PathBuf| pictures.binary_search(&data.join(name)).is_ok();
+    if let Some((_, original)) = inside.iter().find(|(name, _)| !is_written(name)) {
+        bail!("--output {shown}: {} of --data lies in it; name another folder", original.display());
+    }
+    if !inside.is_empty() {
+        let (count, s) = (inside.len(), plural(inside.len()));
+        tell!(io::stderr(), "note: skipped {count} picture{s} in {shown}, to which a link in {} leads", data.display());
+    }
+    Ok(pictures)
+}
+
+/// The folders of the original pictures, with symbolic links resolved. Errors: the output lies in one, or one in the
+/// output.
+fn originals(arguments: &Arguments, pictures: &[PathBuf], from: PathBuf, output: &Path) -> Result<BTreeSet<PathBuf>> {
+    let mut originals = folders_of(&arguments.data, pictures.iter().map(PathBuf::as_path))?;
+    let shown = arguments.output.display();
+    if let Some(folder) = originals.iter().find(|folder| output.starts_with(folder) || folder.starts_with(output)) {
+        let in_it = if output.starts_with(folder) { "it lies in" } else { "in it lies" };
+        bail!("--output {shown}: {in_it} {}, a folder of --data; name another folder", folder.display());
+    }
+    originals.insert(from);
+    Ok(originals)
+}
+
+/// Writes one smaller picture, to the path in `output` that it has in `data`. Errors: it cannot be written, or would be
+/// among the `originals`.
+fn shrink_one(
+    picture: &Path,
+    [data, output]: [&Path; 2],
+    originals: &BTreeSet<PathBuf>,
+    side: usize,
+    bar: &ProgressBar,
+) -> Result<Outcome> {
     let to = output.join(picture.strip_prefix(data)?);
     let named = || to.display().to_string();
     if fs::metadata(&to).is_ok_and(|there| there.is_file() && there.len() > 0) {
@@ -150,7 +191,8 @@ fn shrink_one(picture: &Path, [data, from, output]: [&Path; 3], side: usize, bar
     };
     if let Some(folder) = to.parent() {
         fs::create_dir_all(folder).with_context(named)?;
-        if fs::canonicalize(folder).with_context(named)?.starts_with(from) {
+        let real = fs::canonicalize(folder).with_context(named)?;
+        if real.ancestors().any(|above| originals.contains(above)) {
             bail!("{}: a symbolic link leads from there into --data; name another --output", folder.display());
         }
     }

@@ -302,7 +302,9 @@ impl RunConfig {
         }
         self.check_preprocessing().context("preprocessing")?;
         if let Some((name, number)) = subnormal(&Table::try_from(self)?) {
-            bail!("{name} = {number:?}, which computes as 0; expected 0 or a number further from it");
+            bail!(
+                "{name} = {number:?}, which computes as 0; expected a number further from it, or 0 where that is allowed"
+            );
         }
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use super::data_facts::DataFacts;
 use crate::config::RunConfig;
-use crate::paths::{error_of, resolved};
+use crate::paths::{error_of, folders_of, resolved};
 use crate::printing::tell;
 use anyhow::{Context, Result, bail};
 use data::{Dataset, Loader, LoaderConfig, Split, Transform};
@@ -54,18 +54,25 @@ impl Images {
         let first_in = |folder: &Path, path: &Path| Some(path.strip_prefix(folder).ok()?.iter().next()?.to_owned());
         let (data, out) = (Path::new(&config.data), &config.out);
         let Some(images_in) = self.train.path(0).and_then(|image| first_in(data, image)) else { return Ok(()) };
-        let Ok(inside) = resolved(out)?.strip_prefix(resolved(data)?).map(Path::to_owned) else { return Ok(()) };
+        let (root, place) = (resolved(data)?, resolved(out)?);
         let beside = Path::new("runs").join(out.file_name().unwrap_or_default());
-        let Some(first) = inside.iter().next() else {
+        if place == root {
             bail!(
                 "run folder {}: it is that of the data; choose another with --out, {} for example",
                 out.display(),
                 beside.display()
             );
-        };
-        let is_split = [Split::Train, Split::Val, Split::Test].iter().any(|split| split.name() == first);
-        let is_class = self.train.classes().iter().any(|class| **class == *first) || inside.iter().count() == 1;
-        if is_split || (is_class && images_in != Split::Train.name()) {
+        }
+        let is_among = place.strip_prefix(&root).is_ok_and(|inside| {
+            let first = inside.iter().next().unwrap_or_default();
+            let is_split = [Split::Train, Split::Val, Split::Test].iter().any(|split| split.name() == first);
+            let is_class = self.train.classes().iter().any(|class| **class == *first) || inside.iter().count() == 1;
+            is_split || (is_class && images_in != Split::Train.name())
+        });
+        // Through a symbolic link, a class may be anywhere.
+        let images = [&self.train, &self.test].into_iter().flat_map(|set| (0..set.len()).filter_map(|i| set.path(i)));
+        let folders = folders_of(data, images)?;
+        if is_among || place.ancestors().any(|folder| folders.contains(folder)) {
             bail!(
                 "run folder {}: its pictures would be taken for some of the images of {}; choose another with --out, {} for \
                  example",

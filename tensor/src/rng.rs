@@ -113,7 +113,7 @@ impl Sequence {
         bits as f64 / (1u64 << 53) as f64
     }
 
-    /// The next uniform number in [low, high).
+    /// The next uniform number from `low` to `high`, which rounding may reach; their difference must be finite.
     pub fn uniform_in(&mut self, low: f64, high: f64) -> f64 {
         low + (high - low) * self.uniform()
     }

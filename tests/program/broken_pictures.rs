@@ -145,6 +145,24 @@ fn pictures_that_are_not_divided_can_be_trained_on() {
     to(&beside).refused(&among);
     ["dark/mine", "test/mine"].iter().for_each(|place| to(&data.join(place)).refused(&among));
     to(&data).refused(&["it is that of the data", "--out, runs/train for example"]);
+    #[cfg(unix)]
+    {
+        // A class may be a link, and so may a folder in one.
+        let (linked, store) = (folder.join("linked"), folder.join("store"));
+        [&linked, &store].iter().for_each(|folder| fs::create_dir(folder).unwrap());
+        copy_folder(&data.join("dark"), &store.join("dark"));
+        copy_folder(&data.join("light"), &linked.join("light"));
+        fs::create_dir(store.join("more")).unwrap();
+        fs::copy(data.join("light/1.png"), store.join("more/one.png")).unwrap();
+        std::os::unix::fs::symlink(store.join("dark"), linked.join("dark")).unwrap();
+        std::os::unix::fs::symlink(store.join("more"), linked.join("light/more")).unwrap();
+        for place in ["dark", "dark/mine", "more/mine"] {
+            let of = ["train", "--config", text(&config), "--data", text(&linked), "--epochs", "1"];
+            biformer(&[&of[..], &["--out", text(&store.join(place))]].concat())
+                .refused(&["its pictures would be taken"]);
+        }
+        assert!(!store.join("dark/mine").exists() && !store.join("more/mine").exists());
+    }
     let run = beside.join("run");
     let said = to(&run).ok();
     let note = "note: there is neither val/ nor test/: 3 of 20 images are held out as the test\n";

@@ -163,7 +163,8 @@ fn links_lead_no_picture_astray() {
     std::os::unix::fs::symlink(&small, photos.join("link")).unwrap();
     let shrink = || biformer(&["shrink", "--data", text(&photos), "--output", text(&small), "--side", "8"]);
     assert!(shrink().ok().out.contains("1 picture written"));
-    assert!(shrink().ok().out.contains("1 was there already"));
+    let said = shrink().ok();
+    assert!(said.out.contains("1 was there already") && said.err.contains("note: skipped 1 picture in"), "{said:?}");
     assert!(!small.join("link").exists(), "what was written is no picture to be shrunk again");
     let broken = photos.join("cat/b.png");
     std::os::unix::fs::symlink("nowhere", &broken).unwrap();
@@ -174,6 +175,8 @@ fn links_lead_no_picture_astray() {
     fs::remove_file(&broken).unwrap();
     fs::remove_dir_all(small.join("cat")).unwrap();
     std::os::unix::fs::symlink(&photos, small.join("cat")).unwrap();
+    shrink().refused(&["small, a folder of --data", "another folder"]);
+    fs::remove_file(photos.join("link")).unwrap();
     shrink().refused(&["cat", "into --data", "another --output"]);
     assert!(!photos.join("a.png").exists());
     // Nor below it.
@@ -182,6 +185,66 @@ fn links_lead_no_picture_astray() {
     std::os::unix::fs::symlink(photos.join("dog"), small.join("cat")).unwrap();
     shrink().refused(&["cat", "into --data", "another --output"]);
     assert!(contents(&photos.join("dog")).is_empty());
+}
+
+/// They are in the same folders as before, for training to read the same.
+#[test]
+#[cfg(unix)]
+fn each_class_and_each_split_keeps_what_it_links_to() {
+    let folder = fresh("shrink-classes");
+    let [photos, small] = ["photos", "small"].map(|name| folder.join(name));
+    let names = [("cat", 2), ("dog", 3), ("wolf", 4)]
+        .into_iter()
+        .flat_map(|(class, count)| (0..count).map(move |number| format!("train/{class}/{number}.png")));
+    for (name, shade) in names.zip(1..) {
+        fs::create_dir_all(photos.join(&name).parent().unwrap()).unwrap();
+        samples::picture(&photos.join(name), 40, 30, [shade; 3]);
+    }
+    std::os::unix::fs::symlink("../wolf", photos.join("train/dog/wolves")).unwrap();
+    std::os::unix::fs::symlink("train", photos.join("val")).unwrap();
+    let table = |data: &Path| biformer(&["check", "--data", text(data)]).out;
+    let counts = "class    train      val\ncat          2        2\ndog          7        7\nwolf         4        4\n";
+    assert!(table(&photos).starts_with(counts), "{}", table(&photos));
+    let said = biformer(&["shrink", "--data", text(&photos), "--output", text(&small), "--side", "8"]).ok();
+    assert!(said.out.contains("small: 26 pictures written"), "{said:?}");
+    assert!(table(&small).starts_with(counts), "{}", table(&small));
+}
+
+/// A class that is a link may lie anywhere, also where the smaller pictures are to go.
+#[test]
+#[cfg(unix)]
+fn photographs_that_are_linked_to_are_never_touched() {
+    let folder = fresh("shrink-linked");
+    let [photos, store] = ["photos", "store"].map(|name| folder.join(name));
+    for class in [photos.join("cat"), store.join("dog/old")] {
+        fs::create_dir_all(&class).unwrap();
+        samples::picture(&class.join("a.png"), 40, 30, [1, 2, 3]);
+    }
+    std::os::unix::fs::symlink("../store/dog", photos.join("dog")).unwrap();
+    let before = contents(&store.join("dog"));
+    let shrink =
+        |output: &Path| biformer(&["shrink", "--data", text(&photos), "--output", text(output), "--side", "8"]);
+    for output in ["store/dog/old", "store/dog", "store"] {
+        shrink(&folder.join(output)).refused(&["--output", "dog/old/a.png of --data lies in it", "another folder"]);
+    }
+    for output in ["store/dog/new", "store/dog/old/new"] {
+        shrink(&folder.join(output)).refused(&["--output", "it lies in", "a folder of --data", "another folder"]);
+    }
+    // Nor through another link.
+    let small = folder.join("small");
+    fs::create_dir(&small).unwrap();
+    std::os::unix::fs::symlink("../store/dog", small.join("cat")).unwrap();
+    shrink(&small).refused(&["cat", "into --data", "another --output"]);
+    assert!(before == contents(&store.join("dog")));
+    // Pictures that are links leave room beside what they lead to.
+    let views = folder.join("views");
+    fs::create_dir(&views).unwrap();
+    std::os::unix::fs::symlink("../store/dog/old/a.png", views.join("b.png")).unwrap();
+    let beside = store.join("small");
+    biformer(&["shrink", "--data", text(&views), "--output", text(&beside), "--side", "8"]).ok();
+    assert!(beside.join("b.png").is_file());
+    let within = ["shrink", "--data", text(&views), "--output", text(&store)];
+    biformer(&within).refused(&["views/b.png of --data lies in it", "another folder"]);
 }
 
 /// A limit on the size of files stands for a disk that fills up.

@@ -1,9 +1,9 @@
 //! Notes for the user about an image folder, and about a folder that is nearly one.
 
-use super::undivided::is_class;
+use super::undivided::has_picture;
 use super::{PARTS, Undivided, folder_names};
 use crate::error::listed;
-use crate::listing::{Others, extensions, is_of_the_system, is_picture, picture_below, visible};
+use crate::listing::{OF_A_RUN, Others, extensions, is_of_the_system, is_picture, is_run, picture_below, visible};
 use crate::{Error, Split};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -44,8 +44,15 @@ pub(crate) fn nearly(root: &Path) -> String {
         let images = counted(count);
         return format!("{shown} itself holds {images}: if it is a class, name the folder above it. ");
     }
-    let classes: Vec<&OsString> = folders.iter().filter(|name| is_class(&root.join(name)).unwrap_or(false)).collect();
-    match (classes.as_slice(), folders.first()) {
+    let (runs, folders): (Vec<OsString>, Vec<OsString>) =
+        folders.into_iter().partition(|name| is_run(&root.join(name)));
+    let (runs, other) = match named(&runs) {
+        Some(runs) => (format!("Folders with a {OF_A_RUN} are those of runs, and no classes: {runs}. "), "other "),
+        None => (String::new(), ""),
+    };
+    let classes: Vec<&OsString> =
+        folders.iter().filter(|name| has_picture(&root.join(name)).unwrap_or(false)).collect();
+    let hint = match (classes.as_slice(), folders.first()) {
         ([class], _) => {
             let others = folders.iter().filter(|name| name != class);
             let deeper = others.map(|name| root.join(name)).find_map(|other| picture_below(&other));
@@ -53,7 +60,9 @@ pub(crate) fn nearly(root: &Path) -> String {
                 format!(" (in train/ classes may have them deeper, as {} is)", image.display())
             });
             let class = class.display();
-            format!("Of its folders only {class}/ itself has images{deeper}: it takes two classes to tell apart. ")
+            format!(
+                "Of its {other}folders only {class}/ itself has images{deeper}: it takes two classes to tell apart. "
+            )
         }
         (_, Some(first)) => {
             let others = Others::of(&root.join(first)).to_string();
@@ -61,10 +70,11 @@ pub(crate) fn nearly(root: &Path) -> String {
                 true => "in train/ classes may have them deeper".to_owned(),
                 false => format!("it has {others}, and what is read is {}", extensions()),
             };
-            format!("None of its folders, such as {}/, has images of its own; {deeper}. ", first.display())
+            format!("None of its {other}folders, such as {}/, has images of its own; {deeper}. ", first.display())
         }
-        (_, None) => "It has no folders. ".to_owned(),
-    }
+        (_, None) => format!("It has no {other}folders. "),
+    };
+    runs + &hint
 }
 
 /// The error for an evaluation split that does not exist, though the other one (val or test) may.
@@ -120,8 +130,24 @@ pub(super) fn untested(classes: &[String], split: Split) -> Option<String> {
 /// What a user should know of folders that were skipped, if there are any.
 pub(super) fn some_of(folders: &[OsString], which: &str) -> Option<String> {
     let s = if folders.len() == 1 { "" } else { "s" };
-    let some = listed(&folders.iter().map(|name| name.to_string_lossy()).collect::<Vec<_>>());
-    (!folders.is_empty()).then(|| format!("skipped {} folder{s} {which}: {some}", folders.len()))
+    named(folders).map(|some| format!("skipped {} folder{s} {which}: {some}", folders.len()))
+}
+
+/// The names of the first of some folders, if there are any.
+fn named(folders: &[OsString]) -> Option<String> {
+    let names: Vec<_> = folders.iter().map(|name| name.to_string_lossy()).collect();
+    (!names.is_empty()).then(|| listed(&names))
+}
+
+/// The same of folders that were skipped because they hold runs.
+pub(super) fn some_runs(folders: &[OsString]) -> Option<String> {
+    some_of(folders, if folders.len() == 1 { "that holds a run" } else { "that hold runs" })
+}
+
+/// The error of a folder that would be a class if it did not hold a run.
+pub(super) fn no_class(path: PathBuf) -> Error {
+    let what = format!("it holds a run ({OF_A_RUN}), so it is no class; move that elsewhere");
+    Error::Unsupported { path, what }
 }
 
 /// How many pictures lie in a folder itself, as far as that can be seen.

@@ -6,8 +6,8 @@ mod undivided;
 pub(crate) use advice::nearly;
 pub(crate) use undivided::Undivided;
 
-use advice::{lacking, lacks_split, loose_in, pictures_in, some_of, untested};
-use std::ffi::OsString;
+use advice::{lacking, lacks_split, loose_in, no_class, pictures_in, some_of, some_runs, untested};
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use rayon::prelude::*;
 
 use crate::held_out::{ONE_IN, held_out};
-use crate::listing::{Listing, Others, is_folder, is_of_the_system, visible};
+use crate::listing::{Listing, Others, is_folder, is_of_the_system, is_run, visible};
 use crate::{Dataset, Error, Result, Sample, Split, Statistics, load_image};
 
 /// What a folder may be divided into.
@@ -45,7 +45,8 @@ impl ImageFolder {
     ///
     /// Errors: [`Error::Lacking`] where a split or all of its classes are not there, [`Error::UntaughtClasses`] where a
     /// test has classes that the training images have not, [`Error::EmptyClass`], [`Error::Classes`] where several classes
-    /// are empty, [`Error::Unsupported`] for a class name that is not UTF-8, [`Error::Io`].
+    /// are empty, [`Error::Unsupported`] where a class of the test holds a run in the training images, and for a class name
+    /// that is not UTF-8, [`Error::Io`].
     pub fn divided(root: &Path, split: Split) -> Result<Self> {
         if split == Split::All {
             let parts = PARTS.map(Split::name).into_iter().filter(|part| root.join(part).is_dir());
@@ -60,13 +61,21 @@ impl ImageFolder {
         if !test.is_dir() {
             return Err(lacks_split(root, tested));
         }
-        let (mut classes, mut lacking) = (class_names(&test)?, vec![]);
+        let Classes { names: mut classes, mut runs } = Classes::of(&test)?;
+        let mut lacking = vec![];
         if split == Split::Train || train.is_dir() {
-            let theirs = std::mem::replace(&mut classes, class_names(&train)?);
+            let taught = Classes::of(&train)?;
+            let theirs = std::mem::replace(&mut classes, taught.names);
+            if split == Split::Train {
+                runs = taught.runs;
+            }
             let only = |these: &[String], those: &[String]| -> Vec<String> {
                 these.iter().filter(|class| those.binary_search(class).is_err()).cloned().collect()
             };
             let untaught = only(&theirs, &classes);
+            if let Some(run) = untaught.iter().map(|class| train.join(class)).find(|folder| is_run(folder)) {
+                return Err(no_class(run));
+            }
             if !untaught.is_empty() {
                 return Err(Error::UntaughtClasses { train, taught: classes, test, classes: untaught });
             }
@@ -80,7 +89,8 @@ impl ImageFolder {
         let mut beside = folder_names(root)?;
         beside.retain(|name| PARTS.iter().all(|part| name != part.name()));
         let beside = some_of(&beside, "called neither train, val nor test");
-        let images = images.noting(others.skipped(&format!("{}/", split.name()))).noting(beside).noting(loose);
+        let images =
+            images.noting(others.skipped(&format!("{}/", split.name()))).noting(beside).noting(runs).noting(loose);
         Ok(if split == Split::Train { images } else { images.noting(untested(&lacking, split)) })
     }
 
@@ -107,7 +117,9 @@ impl ImageFolder {
         let (images, others) = Self::list(root, &all.folder, all.classes, |_| true, part)?;
         let name = all.folder.file_name().unwrap_or(all.folder.as_os_str()).display();
         let loose = loose_in(&all.folder, &name.to_string());
-        let images = images.noting(others.skipped(&format!("{name}/"))).noting(all.skipped).noting(loose);
+        let mut images = images.noting(others.skipped(&format!("{name}/")));
+        images.notes.extend(all.skipped);
+        let images = images.noting(loose);
         if split != Split::Test {
             return Ok(images);
         }
@@ -209,12 +221,35 @@ pub(crate) fn evaluated(root: &Path) -> Split {
     if root.join(Split::Val.name()).is_dir() { Split::Val } else { Split::Test }
 }
 
-/// The names of the folders in `split`, of which there must be at least one.
-fn class_names(split: &Path) -> Result<Vec<String>> {
-    dangling_in(split)?.map_or(Ok(()), Err)?;
-    let names = folder_names(split)?.into_iter().filter(|name| !is_of_the_system(name));
-    let classes = names.map(|name| class_name(split, name)).collect::<Result<Vec<_>>>()?;
-    if classes.is_empty() && pictures_in(split) > 0 {
+/// The classes in a split.
+struct Classes {
+    names: Vec<String>,
+    /// What a user should know of folders that hold runs, if there are any.
+    runs: Option<String>,
+}
+
+impl Classes {
+    /// Those whose folders are in `split`, of which there must be at least one.
+    ///
+    /// Errors: [`Error::Unsupported`] for a link to nothing, a folder that holds a run where there is no other, and a
+    /// name that is not UTF-8; [`Error::Lacking`] where there is none; [`Error::Io`].
+    fn of(split: &Path) -> Result<Self> {
+        dangling_in(split)?.map_or(Ok(()), Err)?;
+        let names = folder_names(split)?.into_iter().filter(|name| !is_of_the_system(name));
+        let (runs, names): (Vec<OsString>, Vec<OsString>) = names.partition(|name| is_run(&split.join(name)));
+        let names = names.into_iter().map(|name| class_name(split, name)).collect::<Result<Vec<_>>>()?;
+        if names.is_empty() {
+            return Err(runs.first().map_or_else(|| without_classes(split), |run| no_class(split.join(run))));
+        }
+        let above = split.file_name().unwrap_or_default();
+        let runs: Vec<OsString> = runs.iter().map(|name| [above, name].join(OsStr::new("/"))).collect();
+        Ok(Self { names, runs: some_runs(&runs) })
+    }
+}
+
+/// The error of a split without a folder for a class.
+fn without_classes(split: &Path) -> Error {
+    if pictures_in(split) > 0 {
         // Pictures to be labelled are often handed out as test/.
         let unlabelled = match split.ends_with(Split::Train.name()) {
             true => String::new(),
@@ -226,12 +261,9 @@ fn class_names(split: &Path) -> Result<Vec<String>> {
         let help = format!(
             "Its images lie in it directly: {unlabelled}if it is a class, give it another name; train, val and test are parts."
         );
-        return Err(Error::Lacking { path: split.to_owned(), looked_for: "a folder for each class".to_owned(), help });
+        return Error::Lacking { path: split.to_owned(), looked_for: "a folder for each class".to_owned(), help };
     }
-    if classes.is_empty() {
-        return Err(lacking(split, "a folder for each class"));
-    }
-    Ok(classes)
+    lacking(split, "a folder for each class")
 }
 
 /// The name of a class whose images lie in a folder of this name.

@@ -1,7 +1,7 @@
 //! Folders whose images are not divided into those to learn from and others.
 
-use super::advice::some_of;
-use super::{PARTS, class_name, class_names, dangling, dangling_in, folder_names};
+use super::advice::{some_of, some_runs};
+use super::{Classes, PARTS, class_name, dangling, dangling_in, folder_names};
 use crate::listing::{is_of_the_system, is_picture, is_run, picture_below, visible};
 use crate::{Error, Result, Split};
 use std::ffi::{OsStr, OsString};
@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 pub(crate) struct Undivided {
     pub folder: PathBuf,
     pub classes: Vec<String>,
-    /// Folders beside those of the classes, in a phrase.
-    pub skipped: Option<String>,
+    /// What a user should know of folders beside those of the classes.
+    pub skipped: Vec<String>,
 }
 
 impl Undivided {
@@ -21,7 +21,7 @@ impl Undivided {
     ///
     /// Errors: [`Error::Unsupported`] where a split, or what may be a class, is a link to nothing; [`Error::Lacking`]
     /// where a folder beside `train` has the same classes, or a folder beside two or more classes has images, but only
-    /// in its subfolders; those of reading `train`, the root, or what may be a class.
+    /// in its subfolders; those of [`Classes::of`] for `train`, and those of reading the root, or what may be a class.
     pub fn of(root: &Path) -> Result<Option<Self>> {
         let [train, val, test] = PARTS.map(|split| root.join(split.name()));
         if let Some(error) = [&train, &val, &test].into_iter().find_map(|part| dangling(part.clone())) {
@@ -31,7 +31,7 @@ impl Undivided {
             return Ok(None);
         }
         if train.is_dir() {
-            let classes = class_names(&train)?;
+            let Classes { names: classes, runs } = Classes::of(&train)?;
             let mut beside = folder_names(root)?;
             beside.retain(|name| name != Split::Train.name());
             // A folder that cannot be read counts as one that is skipped.
@@ -43,13 +43,15 @@ impl Undivided {
                 );
                 return Err(Error::Lacking { path: root.to_owned(), looked_for: "val/ and test/".to_owned(), help });
             }
-            let skipped = some_of(&beside, "beside train/");
+            let skipped = some_of(&beside, "beside train/").into_iter().chain(runs).collect();
             return Ok(Some(Self { classes, folder: train, skipped }));
         }
-        let (mut classes, mut others, mut shut) = (Vec::new(), Vec::new(), None);
+        let (mut classes, mut others, mut runs, mut shut) = (Vec::new(), Vec::new(), Vec::new(), None);
         for name in folder_names(root)? {
-            match is_class(&root.join(&name)) {
+            let folder = root.join(&name);
+            match has_picture(&folder) {
                 _ if is_of_the_system(&name) => others.push(name),
+                _ if is_run(&folder) => runs.push(name),
                 Ok(true) => classes.push(class_name(root, name)?),
                 Ok(false) => others.push(name),
                 Err(error) => shut = shut.or(Some(error)),
@@ -79,17 +81,16 @@ impl Undivided {
             return Err(Error::Lacking { path, looked_for: "an image of its own".to_owned(), help });
         }
         let own = if others.len() == 1 { "without an image of its own" } else { "without images of their own" };
-        let skipped = some_of(&others, own);
+        let skipped = some_of(&others, own).into_iter().chain(some_runs(&runs)).collect();
         Ok(Some(Self { folder: root.to_owned(), classes, skipped }))
     }
 }
 
-/// Whether a folder has a picture directly in it and is not a run folder. It stops at the first picture: there may be a
-/// million.
-pub(super) fn is_class(folder: &Path) -> Result<bool> {
+/// Whether a folder has a picture directly in it. It stops at the first picture: there may be a million.
+pub(super) fn has_picture(folder: &Path) -> Result<bool> {
     for entry in visible(folder)? {
         if is_picture(&entry?.path()) {
-            return Ok(!is_run(folder));
+            return Ok(true);
         }
     }
     Ok(false)

@@ -44,6 +44,22 @@ fn a_batch_of_bad_images_takes_the_next_good_one_of_the_epoch() {
     assert!(batches[3].images.iter().all(|&x| x == 0.0));
 }
 
+/// Where each is repeated, an epoch may show none that is good, though nearly all are.
+#[test]
+fn a_batch_of_bad_images_takes_one_that_the_epoch_does_not_show() {
+    let transform = varied(32, Augmentation { repeats: 20, ..unvaried() });
+    let config = LoaderConfig { transform, ..in_order(5, 2) };
+    let dataset: Arc<dyn Dataset> = Arc::new(Faulty::new(20, |index| index < 2));
+    let batches = all(&dataset, &config, 0, 0);
+    assert!(batches.iter().all(|batch| batch.samples == [2; 5] && batch.labels == [2; 5]), "{batches:?}");
+    let strict = LoaderConfig { max_bad_images: 1, ..config.clone() };
+    let error = Loader::new(dataset, strict).unwrap().epoch(0, 0).find_map(Result::err).unwrap();
+    assert!(matches!(&error, Error::TooManyBadImages { limit: 1, first } if first.len() == 2), "{error}");
+    let none = LoaderConfig { max_bad_images: 20, ..config };
+    let error = Loader::new(Arc::new(Faulty::new(20, |_| true)), none).unwrap().epoch(0, 0).find_map(Result::err);
+    assert!(matches!(&error, Some(Error::NoGoodImage { first }) if first[1].contains("1.png")), "{error:?}");
+}
+
 #[test]
 fn bad_images_and_resume_and_threads() {
     let dataset: Arc<dyn Dataset> = Arc::new(Faulty::new(90, |index| index % 4 == 1));

@@ -85,33 +85,6 @@ fn images_in_folders_below_a_class_belong_to_it() {
     );
 }
 
-#[cfg(unix)]
-#[test]
-fn links_are_followed_but_not_round_in_circles() {
-    use std::os::unix::fs::symlink;
-    let root = tempfile::tempdir().unwrap();
-    write_folder(root.path(), 1);
-    let class = root.path().join("train/cat");
-    let elsewhere = tempfile::tempdir().unwrap();
-    write_picture(&elsewhere.path().join("inner/1.png"), 8, 8, [0; 3]);
-    symlink(elsewhere.path(), class.join("linked")).unwrap();
-    // To itself, to the class, above it, from one to the other and back, and nowhere.
-    symlink("self", class.join("self")).unwrap();
-    symlink(".", class.join("here")).unwrap();
-    symlink("../..", class.join("up")).unwrap();
-    symlink(&class, elsewhere.path().join("inner/back")).unwrap();
-    symlink("nowhere", class.join("gone")).unwrap();
-    // A hundred folders that all link to one another: more ways than anyone could walk.
-    let hundred = (0..100).map(|number| elsewhere.path().join(format!("of{number}"))).collect::<Vec<_>>();
-    for folder in &hundred {
-        fs::create_dir(folder).unwrap();
-        hundred.iter().for_each(|other| symlink(other, folder.join(other.file_name().unwrap())).unwrap());
-    }
-    let train = open(root.path().to_str().unwrap(), Split::Train).unwrap();
-    let paths: Vec<_> = (0..train.len()).map(|index| train.path(index).unwrap().to_owned()).collect();
-    assert_eq!(paths, [class.join("000.png"), class.join("linked/inner/1.png"), root.path().join("train/dog/000.png")]);
-}
-
 #[test]
 fn where_nothing_is_divided_one_image_in_five_is_held_out() {
     for (below, noted) in [("train", "train/"), ("", "photos/")] {
@@ -203,7 +176,8 @@ fn no_class_is_passed_over_because_its_images_lie_deeper() {
     write_picture(&root.path().join("$RECYCLE.BIN/S-1-5/1.png"), 8, 8, [0; 3]);
     let train = open(root.path().to_str().unwrap(), Split::Train).unwrap();
     assert_eq!(train.classes(), ["cat", "cow"]);
-    assert_eq!(train.notes(), ["skipped 4 folders without images of their own: $RECYCLE.BIN, notes, run, runs"]);
+    let without = "skipped 3 folders without images of their own: $RECYCLE.BIN, notes, runs";
+    assert_eq!(train.notes(), [without, "skipped 1 folder that holds a run: run"]);
     write_picture(&root.path().join("dog/2023/may/1.png"), 8, 8, [0; 3]);
     let error = fails(root.path(), Split::Train).to_string();
     let image = root.path().join("dog/2023/may/1.png");
@@ -217,6 +191,45 @@ fn no_class_is_passed_over_because_its_images_lie_deeper() {
     }
     write_picture(&root.path().join("train/dog/2023/may/2.png"), 8, 8, [0; 3]);
     assert_eq!(open(root.path().to_str().unwrap(), Split::Train).unwrap().classes(), ["cat", "cow", "dog"]);
+}
+
+/// Its pictures are nothing to learn from, wherever it is.
+#[test]
+fn a_folder_that_holds_a_run_is_no_class() {
+    for above in ["", "train/"] {
+        let root = tempfile::tempdir().unwrap();
+        let folder = |class: &str| root.path().join(above).join(class);
+        for path in ["ape/1.png", "ape/2.png", "cat/1.png", "cat/2.png", "dog/1.png", "dog/2.png"] {
+            write_picture(&folder(path), 8, 8, [0; 3]);
+        }
+        fs::write(folder("cat").join(data::OF_A_RUN), "").unwrap();
+        let train = open(root.path().to_str().unwrap(), Split::Train).unwrap();
+        assert_eq!(train.classes(), ["ape", "dog"], "{above}");
+        assert_eq!(train.notes(), [format!("skipped 1 folder that holds a run: {above}cat")]);
+        for path in ["ape/1.png", "cat/1.png", "dog/1.png"] {
+            write_picture(&root.path().join("val").join(path), 8, 8, [0; 3]);
+        }
+        if above.is_empty() {
+            fs::remove_dir_all(root.path().join("val")).unwrap();
+            fs::write(folder("dog").join(data::OF_A_RUN), "").unwrap();
+            let error = fails(root.path(), Split::Train).to_string();
+            let hint = "Folders with a checkpoint.safetensors are those of runs, and no classes: cat, dog. Of its other \
+                        folders only ape/ itself has images";
+            assert!(error.contains(hint), "{error}");
+            continue;
+        }
+        // A test of it needs images of it to learn from.
+        let error = fails(root.path(), Split::Train).to_string();
+        assert!(error.contains("cat is not supported: it holds a run (checkpoint.safetensors)"), "{error}");
+        fs::write(root.path().join("val/cat").join(data::OF_A_RUN), "").unwrap();
+        for split in [Split::Train, Split::Val] {
+            let set = open(root.path().to_str().unwrap(), split).unwrap();
+            assert_eq!(set.notes(), [format!("skipped 1 folder that holds a run: {}/cat", split.name())]);
+        }
+        ["ape", "dog"].iter().for_each(|class| fs::write(folder(class).join(data::OF_A_RUN), "").unwrap());
+        let error = fails(root.path(), Split::Train).to_string();
+        assert!(error.contains("ape is not supported: it holds a run"), "{error}");
+    }
 }
 
 #[test]
@@ -338,35 +351,4 @@ fn image_folders_with_something_wrong() {
     fs::create_dir_all(hollow.path().join("train")).unwrap();
     fs::create_dir_all(hollow.path().join("test")).unwrap();
     assert!(fails(hollow.path(), Split::Train).to_string().contains("a folder for each class"));
-}
-
-/// What a link to a disk that is not mounted stands for, nobody can tell.
-#[cfg(unix)]
-#[test]
-fn a_class_that_is_a_link_to_nothing_is_missed() {
-    use std::os::unix::fs::symlink;
-    for below in ["train", ""] {
-        let root = tempfile::tempdir().unwrap();
-        let classes = root.path().join(below);
-        for class in ["cat", "dog"] {
-            (0..3).for_each(|number| write_picture(&classes.join(class).join(format!("{number}.png")), 8, 8, [0; 3]));
-        }
-        open(root.path().to_str().unwrap(), Split::Train).unwrap();
-        let link = classes.join("emu");
-        symlink("/nowhere/emu", &link).unwrap();
-        let error = fails(root.path(), Split::Train);
-        let said = error.to_string();
-        assert!(matches!(&error, Error::Unsupported { path, .. } if *path == link), "{said}");
-        assert!(said.contains("a link to /nowhere/emu, which is missing"), "{said}");
-    }
-    // Nor can the images to be tested on.
-    for split in ["val", "test"] {
-        let root = tempfile::tempdir().unwrap();
-        write_folder(root.path(), 3);
-        let other = if split == "val" { "test" } else { "val" };
-        let _ = fs::rename(root.path().join(split), root.path().join(other));
-        symlink("/nowhere", root.path().join(split)).unwrap();
-        let error = fails(root.path(), Split::Train);
-        assert!(error.to_string().contains("a link to /nowhere, which is missing"), "{split}: {error}");
-    }
 }

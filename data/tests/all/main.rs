@@ -8,6 +8,8 @@ mod corruption;
 mod datasets;
 mod faults;
 mod folders;
+#[cfg(unix)]
+mod links;
 mod loader;
 mod mixing;
 mod rand_augment;

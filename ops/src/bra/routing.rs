@@ -4,6 +4,7 @@ use super::{Bra, cuda};
 use crate::bra::geometry::Geometry;
 use crate::top_k;
 use rayon::prelude::*;
+use std::ops::Range;
 use tensor::cpu::gemm::{Mat, gemm_on_this_thread};
 use tensor::cpu::parallel::{Out, items_per_task, put};
 use tensor::{DType, Device, Error, Float, Result, Scratch, Tensor, match_float, simd};
@@ -83,18 +84,30 @@ fn kernel<T: Float>(g: Geometry, valid: [usize; 2], scale: T, qkv: &[T], routes:
     );
 }
 
+/// The sum of one image's queries and keys, (2D), over these rows and columns of tokens.
+#[inline(always)]
+fn add_tokens<T: Float>(g: Geometry, qkv: &[T], [rows, columns]: [Range<usize>; 2], sum: &mut [T]) {
+    sum.fill(T::zero());
+    for row in rows {
+        for column in columns.clone() {
+            put(sum, &qkv[(row * g.regions.map()[1] + column) * g.row()..][..sum.len()], true);
+        }
+    }
+}
+
 /// The means of one image's queries and keys over the valid tokens of each region in a line of the grid, (G_w, 2D).
 #[inline(always)]
 fn region_means<T: Float>(g: Geometry, valid: [usize; 2], qkv: &[T], line: usize, means: &mut [T]) {
-    let ([rh, rw], [_, row_len], width) = (g.regions.size(), g.regions.map(), 2 * g.qk_dim);
+    let ([rh, rw], width) = (g.regions.size(), 2 * g.qk_dim);
     let (top, bottom) = (line * rh, ((line + 1) * rh).min(valid[0]));
     for (place, mean) in means.chunks_exact_mut(width).enumerate() {
         let (left, right) = (place * rw, ((place + 1) * rw).min(valid[1]));
-        mean.fill(T::zero());
-        for row in top..bottom {
-            for col in left..right {
-                put(mean, &qkv[(row * row_len + col) * g.row()..][..width], true);
-            }
+        let chain = g.regions.rows_of_chain();
+        add_tokens(g, qkv, [top..bottom.min(top + chain), left..right], mean);
+        for start in (top + chain..bottom).step_by(chain) {
+            let mut more = Scratch::<T>::new(width);
+            add_tokens(g, qkv, [start..bottom.min(start + chain), left..right], &mut more);
+            put(mean, &more, true);
         }
         let inverse = T::one() / T::of(((bottom - top) * (right - left)) as f64);
         mean.iter_mut().for_each(|x| *x *= inverse);

@@ -3,9 +3,10 @@
 
 use super::geometry::{Geometry, token_strides};
 use rayon::prelude::*;
+use std::ops::Range;
 use tensor::cpu::isa::Arch;
-use tensor::cpu::parallel::{Out, items_per_task};
-use tensor::{Float, Result, Tensor, simd};
+use tensor::cpu::parallel::{Out, items_per_task, put};
+use tensor::{Float, Result, Scratch, Tensor, simd};
 
 /// The tokens of a map (N, H, W, C), each a run of C elements.
 #[derive(Clone, Copy)]
@@ -28,30 +29,36 @@ pub fn forward<T: Float>(x: Tokens<'_, T>, g: Geometry, y: &mut [T]) {
     }
     let [image, row, token] = x.strides;
     let per_task = items_per_task(h * w * channels);
+    let chain = g.regions.rows_of_chain();
     y.par_chunks_mut(per_task * channels).enumerate().for_each(|(task, means)| {
         for (i, mean) in means.chunks_exact_mut(channels).enumerate() {
             let region = task * per_task + i;
             let (n, i, j) = (region / (down * across), region / across % down, region % across);
             let first = n * image + i * h * row + j * w * token;
-            let rows = (0..h).map(|a| &x.data[first + a * row..]);
-            simd!(A => mean_of_region::<T, A>(rows, [w, token], g.weight(), mean));
+            let rows = |of: Range<usize>| of.map(|a| &x.data[first + a * row..]);
+            simd!(A => add_tokens::<T, A>(rows(0..h.min(chain)), [w, token], g.weight(), mean));
+            for start in (chain..h).step_by(chain) {
+                let mut more = Scratch::<T>::new(channels);
+                simd!(A => add_tokens::<T, A>(rows(start..h.min(start + chain)), [w, token], g.weight(), &mut more));
+                put(mean, &more, true);
+            }
         }
     });
 }
 
-/// mean = Σ weight·x over the first `w` tokens x of each row, `token` elements apart.
+/// sum = Σ weight·x over the first `w` tokens x of each row, `token` elements apart.
 #[inline(always)]
-fn mean_of_region<'a, T: Float, A: Arch>(
+fn add_tokens<'a, T: Float, A: Arch>(
     rows: impl Iterator<Item = &'a [T]>,
     [w, token]: [usize; 2],
     weight: T,
-    mean: &mut [T],
+    sum: &mut [T],
 ) {
-    mean.fill(T::zero());
+    sum.fill(T::zero());
     for row in rows {
         for b in 0..w {
-            for (mean, &x) in mean.iter_mut().zip(&row[b * token..]) {
-                *mean = A::mul_add(weight, x, *mean);
+            for (sum, &x) in sum.iter_mut().zip(&row[b * token..]) {
+                *sum = A::mul_add(weight, x, *sum);
             }
         }
     }

@@ -261,6 +261,25 @@ fn more_steps_than_can_be_counted_are_refused() {
     let state = AdamWState { steps: u64::MAX, ..adamw.state() };
     assert!(matches!(adamw.restore(&state), Err(Error::Unusable { what: "steps", .. })));
     assert_eq!(adamw.steps(), 0);
+    adamw.restore(&AdamWState { steps: 1 << 53, ..adamw.state() }).unwrap();
+}
+
+/// Weights would become infinite, or NaN.
+#[test]
+fn a_rate_that_overflows_with_its_parameters_own_is_refused() {
+    let decay = AdamWConfig { weight_decay: 1e30, ..AdamWConfig::default() };
+    let step = |dtype, config, rate: f64, lr: f64| {
+        let mut parameters = parameters(dtype, &[("a.weight", &[2, 2])]);
+        let mut gradients = Gradients::new(&parameters).unwrap();
+        give(&parameters, &mut gradients, &[vec![1.0; 4]]);
+        AdamW::with_rates(&parameters, config, |_| rate)?.step(&mut parameters, &mut gradients, lr)
+    };
+    for (config, rate, lr) in [(AdamWConfig::default(), 1e300, 0.1), (decay, 1.0, 1e30)] {
+        let refused = step(DType::F32, config, rate, lr);
+        assert!(matches!(refused, Err(Error::Setting { what: "lr", .. })), "{refused:?}");
+        step(DType::F64, config, rate, lr).unwrap();
+    }
+    step(DType::F64, AdamWConfig::default(), 1.0, 1e300).unwrap();
 }
 
 #[test]

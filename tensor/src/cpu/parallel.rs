@@ -102,9 +102,24 @@ pub fn put<T: Float>(data: &mut [T], values: &[T], accumulate: bool) {
     }
 }
 
-/// Adds up rows as long as `sum`, in order.
-#[allow(clippy::undocumented_unsafe_blocks)] // clippy overlooks the comment, in a macro's argument
+/// The most rows that [`add_rows`] adds up in one chain, whose rounding errors grow with its length.
+const CHAIN: usize = 4096;
+
+/// Adds up rows as long as `sum`, in order: 4096 at a time, and then these sums.
 pub fn add_rows<T: Float>(rows: &[T], sum: &mut [T]) {
+    if rows.len() <= CHAIN * sum.len() {
+        return add_chain(rows, sum);
+    }
+    let mut chain = Scratch::<T>::new(sum.len());
+    for rows in rows.chunks(CHAIN * sum.len()) {
+        chain.fill(T::zero());
+        add_chain(rows, &mut chain);
+        put(sum, &chain, true);
+    }
+}
+
+#[allow(clippy::undocumented_unsafe_blocks)] // clippy overlooks the comment, in a macro's argument
+fn add_chain<T: Float>(rows: &[T], sum: &mut [T]) {
     let width = sum.len();
     simd!(A => in_registers!(T, A, width, [4, 2, 1], (columns, V, COUNT) => {
         if V::<T, A>::LANES == 1 {
