@@ -1,6 +1,7 @@
 //! Paths: what they lead to, and how a shell takes them.
 
 use anyhow::{Context, Error, Result, anyhow, bail};
+use rayon::prelude::*;
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -23,15 +24,15 @@ pub fn resolved(path: &Path) -> io::Result<PathBuf> {
 }
 
 /// The folders from `root` down, but without it, in which files lie that were listed there; with symbolic links
-/// resolved. Errors: a folder is gone, or may not be looked for.
-pub fn folders_of<'a>(root: &Path, files: impl Iterator<Item = &'a Path>) -> Result<BTreeSet<PathBuf>> {
+/// resolved, as far as they can be.
+pub fn folders_of<'a>(root: &Path, files: impl Iterator<Item = &'a Path>) -> BTreeSet<PathBuf> {
     let mut folders: Vec<&Path> = files.filter_map(Path::parent).collect();
     // Of a million files sorted by path.
     folders.dedup();
     let below = |folder: &&Path| folder.starts_with(root) && *folder != root;
     let folders: BTreeSet<&Path> =
         folders.into_iter().flat_map(|folder| folder.ancestors().take_while(below)).collect();
-    folders.into_iter().map(|folder| fs::canonicalize(folder).with_context(|| folder.display().to_string())).collect()
+    folders.into_par_iter().filter_map(|folder| fs::canonicalize(folder).ok()).collect()
 }
 
 /// Refuses a path with a ~ that no shell has replaced.

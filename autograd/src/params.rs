@@ -175,8 +175,9 @@ impl ParametersBuilder {
         id
     }
 
-    /// Lays all parameters out in one buffer of type `dtype` (f32 or f64), several at a time. Errors: [`tensor::Error::DType`];
-    /// [`tensor::Error::Argument`] if no buffer could hold them. Panics if a parameter has too few or too many values.
+    /// Lays all parameters out in one buffer of type `dtype` (f32 or f64), several at a time. Errors:
+    /// [`tensor::Error::DType`]; [`tensor::Error::Argument`] if no buffer could hold them. Panics if a parameter has too few
+    /// or too many values.
     pub fn build(self, dtype: DType) -> Result<Parameters> {
         let per_line = ALIGNMENT / dtype.size();
         let (mut entries, values): (Vec<_>, Vec<_>) = self.entries.into_iter().unzip();

@@ -37,7 +37,7 @@ impl Batch {
     }
 
     /// Part `part` of `parts`, which goes through a model by itself; the first of one is the whole batch. Panics if
-    /// `parts` is 0.
+    /// `parts` is 0, or the batch has no such part.
     pub fn part(&self, part: usize, parts: usize) -> MicroBatch<'_> {
         let (slots, [_, height, width, channels]) = (self.slots(part, parts), self.shape);
         let row = |all: &[f32]| all.len() / self.labels.len().max(1);

@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::collections::HashSet;
 use std::fmt::Display;
+use std::iter;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::SyncSender;
@@ -129,7 +130,7 @@ impl Job {
         let skipped = batch.skipped.iter().filter(|skipped| !skipped.again);
         let mut reasons: Vec<String> = skipped.map(|skipped| skipped.reason.clone()).collect();
         let later = (0..others).map(|step| self.order[(end + step) % self.order.len()]);
-        for showing in later.chain(self.unshown()) {
+        for showing in later.chain(iter::once_with(|| self.unshown()).flatten()) {
             match self.load(showing, &mut batch.images[..image_len]) {
                 Ok(label) => {
                     (batch.labels[0], batch.samples[0]) = (label, showing.sample);

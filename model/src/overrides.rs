@@ -74,13 +74,19 @@ impl ModelConfig {
     }
 }
 
+/// A number that neither JSON nor TOML takes for one, as it begins or ends with its point: `.1`, `1.`.
+pub fn bare_number(text: &str) -> Option<f64> {
+    let text = text.trim();
+    let digits = text.trim_start_matches(['+', '-']);
+    let digits = digits.strip_prefix('.').or_else(|| digits.strip_suffix('.'))?;
+    if digits.bytes().all(|byte| byte.is_ascii_digit()) { text.parse().ok() } else { None }
+}
+
 /// A value from the command line: a list where commas or the field ask for one.
 fn parse(text: &str, list: bool) -> Value {
-    // Numbers may also be written as .1 and 1. are.
-    let number = |text: &str| text.parse().ok().filter(|number: &f64| number.is_finite()).map(Value::from);
     let scalar = |text: &str| {
-        let text = text.trim();
-        serde_json::from_str(text).ok().or_else(|| number(text)).unwrap_or_else(|| Value::from(text))
+        let (text, number) = (text.trim(), || bare_number(text).map(Value::from));
+        serde_json::from_str(text).ok().or_else(number).unwrap_or_else(|| Value::from(text))
     };
     let text = text.trim();
     let inner = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
@@ -94,10 +100,12 @@ mod tests {
 
     #[test]
     fn numbers_are_read_as_people_write_them() {
-        for (text, number) in [(".1", 0.1), ("1.", 1.0), ("+.5", 0.5), ("1e-1", 0.1)] {
+        for (text, number) in [(".1", 0.1), ("1.", 1.0), ("+.5", 0.5), ("-.25", -0.25), ("1e-1", 0.1)] {
             assert_eq!(parse(text, false), Value::from(number), "{text}");
         }
-        assert_eq!(parse("inf", false), Value::from("inf"));
+        for text in ["inf", "007", "-02", ".", "1.2.", "--.5"] {
+            assert_eq!(parse(text, false), Value::from(text));
+        }
     }
 
     #[test]

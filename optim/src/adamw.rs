@@ -124,9 +124,9 @@ impl AdamW {
     ///
     /// Errors, each before the weights or the moments have changed: [`Error::NonFinite`] for gradients that would
     /// destroy the weights (their step ends, too): the norm, and its square once it is clipped, have to be finite in the
-    /// parameters' type; [`Error::Setting`] when `lr` is negative or, by itself or times a parameter's rate and decay, not finite in
-    /// the parameters' type, or when `max_norm` is not positive; [`Error::Layout`] for another model's parameters or
-    /// gradients; [`autograd::Error::Unreached`] when some parameter got no gradient in this step (its old one would be
+    /// parameters' type; [`Error::Setting`] when `lr` is negative or, by itself or times a parameter's rate and decay, not
+    /// finite in the parameters' type, or when `max_norm` is not positive; [`Error::Layout`] for another model's parameters
+    /// or gradients; [`autograd::Error::Unreached`] when some parameter got no gradient in this step (its old one would be
     /// used again), [`autograd::Error::NoBackward`] when none did; [`tensor::Error::Shared`] while a tape or a view of the
     /// parameters lives.
     pub fn step_clipped(
@@ -172,7 +172,12 @@ impl AdamW {
         ensure("lr", lr, "at least 0, and finite in the weights' type", lr >= 0.0 && fits(lr))?;
         let constants = StepConstants::new(&self.config, self.groups.all(), self.steps + 1, lr);
         let all_fit = constants.groups.iter().all(|group| fits(group.keep) && fits(group.step));
-        ensure("lr", lr, "one that times each parameter's rate and decay is finite in the weights' type", all_fit)?;
+        ensure(
+            "lr",
+            lr,
+            "such that its product with each parameter's rate and decay is finite in the weights' type",
+            all_fit,
+        )?;
         Ok(constants)
     }
 

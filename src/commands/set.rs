@@ -4,7 +4,7 @@ use super::Cli;
 use crate::config::RunConfig;
 use anyhow::{Context, Result, anyhow, bail};
 use clap::{Command, CommandFactory};
-use model::{ModelConfig, field_name};
+use model::{ModelConfig, bare_number, field_name};
 use std::num::IntErrorKind;
 use toml::{Table, Value};
 
@@ -109,17 +109,15 @@ pub fn run_field(entry: &str) -> Result<Table> {
     let line = |value: &str| format!("{} = {value}", key.trim()).parse().ok().filter(is_one_field);
     // Strings need no quotes here, since a shell would remove them, and lists need no brackets.
     let text = |value: &str| Value::from(value.trim()).to_string();
-    // Numbers may also be written as .1 and 1. are.
-    let number = |value: &str| value.trim().parse().ok().filter(|number: &f64| number.is_finite());
-    let scalar = |value: &str| match number(value) {
+    let scalar = |value: &str| match bare_number(value) {
         _ if line(value).is_some() => value.to_owned(),
-        Some(number) => format!("{number:?}"),
-        None => text(value),
+        Some(number) if !RunConfig::is_text(key) => format!("{number:?}"),
+        _ => text(value),
     };
     let bare_list = RunConfig::is_list(key) && !value.trim_start().starts_with('[');
     let entries: Vec<&str> = if value.trim().is_empty() { vec![] } else { value.split(',').collect() };
     if bare_list && entries.iter().any(|entry| entry.trim().is_empty()) {
-        bail!("--set {entry}: nothing between two commas, or beside one");
+        bail!("--set {entry}: an entry is empty: two commas in a row, or one at an end");
     }
     let list = || format!("[{}]", entries.iter().map(|entry| scalar(entry)).collect::<Vec<_>>().join(", "));
     let value = if bare_list { list() } else { scalar(value) };
@@ -150,11 +148,14 @@ mod tests {
             ("data=a,b", r#"data = "a,b""#),
             ("label_smoothing=.1", "label_smoothing = 0.1"),
             ("preprocessing.mean=.1,1.,+.5", "preprocessing.mean = [0.1, 1.0, 0.5]"),
+            ("data=01", r#"data = "01""#),
+            ("data=.5", r#"data = ".5""#),
+            ("seed=007", r#"seed = "007""#),
             ("epochs=3", "epochs = 3"),
             ("epochs=3\nseed=5", r#"epochs = "3\nseed=5""#), // no other field
         ] {
             assert_eq!(run_field(entry).unwrap(), expected.parse::<Table>().unwrap(), "{entry}");
         }
-        assert!(run_field("optimizer.betas=0.9,,0.95").unwrap_err().to_string().contains("between two commas"));
+        assert!(run_field("optimizer.betas=0.9,,0.95").unwrap_err().to_string().contains("an entry is empty"));
     }
 }

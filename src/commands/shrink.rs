@@ -146,7 +146,10 @@ fn unwritten(arguments: &Arguments, output: &Path) -> Result<Vec<PathBuf>> {
     });
     let is_written = |name: &PathBuf| pictures.binary_search(&data.join(name)).is_ok();
     if let Some((_, original)) = inside.iter().find(|(name, _)| !is_written(name)) {
-        bail!("--output {shown}: {} of --data lies in it; name another folder", original.display());
+        bail!(
+            "--output {shown}: {} of --data lies in it; name another folder, or delete it if it is an earlier result",
+            original.display()
+        );
     }
     if !inside.is_empty() {
         let (count, s) = (inside.len(), plural(inside.len()));
@@ -158,7 +161,7 @@ fn unwritten(arguments: &Arguments, output: &Path) -> Result<Vec<PathBuf>> {
 /// The folders of the original pictures, with symbolic links resolved. Errors: the output lies in one, or one in the
 /// output.
 fn originals(arguments: &Arguments, pictures: &[PathBuf], from: PathBuf, output: &Path) -> Result<BTreeSet<PathBuf>> {
-    let mut originals = folders_of(&arguments.data, pictures.iter().map(PathBuf::as_path))?;
+    let mut originals = folders_of(&arguments.data, pictures.iter().map(PathBuf::as_path));
     let shown = arguments.output.display();
     if let Some(folder) = originals.iter().find(|folder| output.starts_with(folder) || folder.starts_with(output)) {
         let in_it = if output.starts_with(folder) { "it lies in" } else { "in it lies" };

@@ -25,6 +25,11 @@ impl RunConfig {
         of_run().iter().any(|(field, value)| field == name.trim() && value.is_array())
     }
 
+    /// Whether there is a field of this name, and it is a text.
+    pub fn is_text(name: &str) -> bool {
+        of_run().iter().any(|(field, value)| field == name.trim() && value.is_str())
+    }
+
     /// The field, dotted, that goes by this name elsewhere: in other trainers, or in another section.
     pub fn elsewhere(name: &str) -> Option<String> {
         let name = tail(name);

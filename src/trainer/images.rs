@@ -71,7 +71,7 @@ impl Images {
         });
         // Through a symbolic link, a class may be anywhere.
         let images = [&self.train, &self.test].into_iter().flat_map(|set| (0..set.len()).filter_map(|i| set.path(i)));
-        let folders = folders_of(data, images)?;
+        let folders = folders_of(data, images);
         if is_among || place.ancestors().any(|folder| folders.contains(folder)) {
             bail!(
                 "run folder {}: its pictures would be taken for some of the images of {}; choose another with --out, {} for \

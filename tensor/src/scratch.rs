@@ -31,6 +31,11 @@ thread_local! {
     };
 }
 
+/// Makes this thread ready to keep buffers. Where it has no memory for that any more, the C library ends the program.
+pub(crate) fn prepare() {
+    KEPT.with(|_| ());
+}
+
 /// How many bytes threads keep.
 pub(crate) fn kept() -> usize {
     lock(&THREADS).iter().filter_map(Weak::upgrade).map(|kept| bytes_of(&lock(&kept))).sum()

@@ -37,9 +37,14 @@ fn a_loss_that_is_not_finite() {
 #[test]
 fn a_checkpoint_that_nobody_could_read_is_not_written() {
     let (folder, data) = (fresh("infinite-weights"), &shared().data);
-    let rate = ["--lr", "1e38", "--set", "schedule.warmup_epochs=0"];
+    // Steps and decay of 3.3e38, each of which is finite, while their sum is not.
+    let rate =
+        ["--lr", "3.3e38", "--set", "schedule.warmup_epochs=0", "optimizer.betas=0,0.999", "optimizer.weight_decay=1"];
     train(&folder, "checkpoint_every = 1", data, &rate).refused(&["training diverged", "after step 1 numbers of"]);
     biformer(&["eval", "--checkpoint", text(&folder.join("run"))]).ok();
+    let folder = fresh("infinite-step");
+    train(&folder, "", data, &["--lr", "3.3e38", "--set", "schedule.warmup_epochs=0"])
+        .refused(&["step 1", "lr is 3.3e38"]);
 }
 
 /// They are finite themselves, but AdamW's second moments would not be, ever after.

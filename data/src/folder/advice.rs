@@ -146,7 +146,7 @@ pub(super) fn some_runs(folders: &[OsString]) -> Option<String> {
 
 /// The error of a folder that would be a class if it did not hold a run.
 pub(super) fn no_class(path: PathBuf) -> Error {
-    let what = format!("it holds a run ({OF_A_RUN}), so it is no class; move that elsewhere");
+    let what = format!("it holds a run ({OF_A_RUN}), so it is no class; move the run's files elsewhere");
     Error::Unsupported { path, what }
 }
 

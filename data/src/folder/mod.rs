@@ -235,7 +235,8 @@ impl Classes {
     /// name that is not UTF-8; [`Error::Lacking`] where there is none; [`Error::Io`].
     fn of(split: &Path) -> Result<Self> {
         dangling_in(split)?.map_or(Ok(()), Err)?;
-        let names = folder_names(split)?.into_iter().filter(|name| !is_of_the_system(name));
+        let names = folder_names(split)?.into_par_iter().filter(|name| !is_of_the_system(name));
+        // In parallel, as each is a request, perhaps to another machine.
         let (runs, names): (Vec<OsString>, Vec<OsString>) = names.partition(|name| is_run(&split.join(name)));
         let names = names.into_iter().map(|name| class_name(split, name)).collect::<Result<Vec<_>>>()?;
         if names.is_empty() {

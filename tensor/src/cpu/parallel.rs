@@ -5,7 +5,7 @@
 //! order of the pieces. So the bits of a result do not depend on the number of threads.
 
 use super::registers::Vector;
-use crate::{Float, Scratch, in_registers, simd, unrolled};
+use crate::{Float, Scratch, in_registers, scratch, simd, unrolled};
 use rayon::prelude::*;
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -28,12 +28,18 @@ pub const STACK: usize = 2 << 20;
 /// Rust itself assumes threads that keep denormals, so what runs on these should not depend on how they are treated; in
 /// particular, no index may be computed from one.
 pub fn thread_pool(threads: usize) -> Result<rayon::ThreadPool, rayon::ThreadPoolBuildError> {
-    rayon::ThreadPoolBuilder::new()
+    let builder = rayon::ThreadPoolBuilder::new()
         .num_threads(threads)
         .stack_size(STACK)
         .thread_name(|index| format!("worker-{index}"))
-        .start_handler(|_| flush_denormals())
-        .build()
+        .start_handler(|_| {
+            flush_denormals();
+            scratch::prepare();
+        });
+    let pool = builder.build()?;
+    // Until all have started: a thread that finds no memory as it starts ends the program.
+    pool.broadcast(|_| ());
+    Ok(pool)
 }
 
 #[cfg(target_arch = "x86_64")]
