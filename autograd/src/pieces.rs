@@ -205,18 +205,18 @@ impl Pieces {
         }
         let walked: Vec<_> = work.into_par_iter().with_max_len(1).map(|group| group.walk(dy, row)).collect();
         let walked: Vec<(Accumulated<'_>, bool)> = walked.into_iter().collect::<Result<_>>()?;
-        let reached = samples == 0 || walked.iter().any(|(_, reached)| *reached);
-        let walked: Vec<Accumulated<'_>> = walked.into_iter().map(|(group, _)| group).collect();
+        let (walked, reached): (Vec<_>, Vec<bool>) = walked.into_iter().unzip();
         walked.iter().filter_map(|group| group.owner).try_for_each(|owner| whole.ensure_model(owner))?;
         let mut parameters = walked.into_iter().map(|group| group.parameters);
         whole.parameters = parameters.next().unwrap_or_default();
-        match slot {
-            Some(slot) if reached => grads.close(slot),
-            slot if !reached => grads.leave(0, slot),
-            _ => {}
+        if samples > 0 && !reached.contains(&true) {
+            apart = None;
+            grads.leave(0, slot);
+        } else {
+            slot.into_iter().for_each(|slot| grads.close(slot));
         }
         add_up::<T>(parameters, grads)?;
-        apart.filter(|_| reached).map_or(Ok(()), |dx| grads.give(0, dx))?;
+        apart.map_or(Ok(()), |dx| grads.give(0, dx))?;
         absorb(&self.profile, &profiles);
         Ok(())
     }
