@@ -1,7 +1,7 @@
 //! The reverse walk over the tape.
 
 use crate::accumulated::{Accumulated, State, Target};
-use crate::params::FlatGradients;
+use crate::gradients::FlatGradients;
 use crate::tape::{Node, Origin};
 use crate::{Error, Gradients, InputGrads, Profile, Result, Rule, Tape, Var, recompute};
 use smallvec::{SmallVec, smallvec};

@@ -10,7 +10,8 @@
 //! | `recompute.rs` | values that are computed again in the backward pass instead of being kept |
 //! | `profile.rs` | [`Profile`]: where the time of a pass goes |
 //! | `pieces.rs` | a batch in pieces that stay in the cache |
-//! | `params.rs` | [`Parameters`] and [`Gradients`], each in one flat buffer |
+//! | `params.rs` | [`Parameters`], in one flat buffer |
+//! | `gradients.rs` | [`Gradients`], in another one |
 //! | `exact.rs` | dual numbers: exact derivatives of reference implementations |
 //! | `gradcheck.rs` | what a backward rule is compared with: differences, and dual numbers |
 //! | `error.rs` | [`Error`] |
@@ -21,6 +22,7 @@ mod backward;
 mod error;
 pub mod exact;
 pub mod gradcheck;
+mod gradients;
 mod input_grads;
 mod params;
 mod pieces;
@@ -30,8 +32,9 @@ mod rule;
 mod tape;
 
 pub use error::{Error, Result};
+pub use gradients::Gradients;
 pub use input_grads::{InputGrads, Slot};
-pub use params::{Gradients, Layout, ParamId, Parameters, ParametersBuilder};
+pub use params::{Layout, ParamId, Parameters, ParametersBuilder};
 pub use profile::{MultiplyAdds, Profile, ProfileLine, Work};
 pub use rule::{Recompute, Rule};
 pub use tape::{Node, Tape, Var};

@@ -281,6 +281,32 @@ fn threads_take_turns() {
     });
 }
 
+static FAULT: Module = Module {
+    name: "fault",
+    source: "__global__ void half_a_warp(int* out) { if (lane() >= 7) *out = __shfl_xor_sync(~0u, 1, 1); }",
+    headers: &[],
+    kernels: &["half_a_warp"],
+};
+
+/// Nothing that was aside keeps its tensors, and with them the device.
+#[test]
+fn an_emulated_device_that_has_failed_can_go() {
+    let Some((gpu, numbers)) = device() else { return };
+    if std::env::var_os("BIFORMER_TEST_GPU").is_some() {
+        return;
+    }
+    let (x, mut out) = (numbers(1.0), numbers(0.0));
+    // SAFETY: the kernel would write one number.
+    let fault = || unsafe { FAULT.launch(&gpu, "half_a_warp", DType::F32)?.threads(32).output(&mut out)?.run() };
+    aside(&gpu, &[&x], fault).unwrap();
+    assert!(!x.is_unique());
+    assert!(gpu.join().unwrap_err().to_string().contains("never come"));
+    assert!(x.is_unique());
+    let left = Arc::downgrade(&gpu);
+    drop((gpu, numbers, x, out));
+    assert!(left.upgrade().is_none());
+}
+
 /// On a GPU it might be done earlier.
 #[test]
 fn the_emulated_device_does_it_as_late_as_possible() {

@@ -68,6 +68,39 @@ fn recordings_find_room() {
     assert_eq!(gpu.stats().in_use, x.bytes());
 }
 
+/// What earlier work aside keeps, and what this work itself has returned.
+#[test]
+fn work_aside_finds_room() {
+    if std::env::var_os(MEMORY).is_none() {
+        return;
+    }
+    let Some(gpu) = Gpu::for_tests(1) else { return };
+    let device = Device::Cuda(Arc::clone(&gpu));
+    let full = |mebibytes: usize, number| Tensor::full_on(&device, [mebibytes << 18], number, DType::F32);
+    // SAFETY: the works read what is named or their own, and what they write is looked at when it has been joined.
+    let aside = |reads: &[&Tensor], work: &mut dyn FnMut() -> Result<()>| unsafe { gpu.aside(reads, work) };
+    // So much was in use once that work aside may keep more.
+    drop(full(16, 0.0).unwrap());
+    let (x, mut copy, mut last) = (full(2, 2.0).unwrap(), full(2, 0.0).unwrap(), full(1, 0.0).unwrap());
+    let first = &mut || elements::put(copy.as_out("test", false)?, &x.duplicate()?);
+    aside(&[&x], first).unwrap();
+    drop(x);
+    let in_use = gpu.stats().in_use;
+    let second = &mut || {
+        drop(full(3, 3.0)?);
+        elements::put(last.as_out("test", false)?, &full(12, 5.0)?.slice(0, 0..1 << 18)?)
+    };
+    aside(&[], second).unwrap();
+    assert!(
+        in_use == 5 << 20 && gpu.stats().in_use == 3 << 20,
+        "the second has joined the first, and only where it must"
+    );
+    gpu.join().unwrap();
+    for (tensor, expected) in [(copy, 2.0), (last, 5.0)] {
+        assert!(tensor.to_vec::<f32>().unwrap().iter().all(|&number| number == expected), "{expected}");
+    }
+}
+
 #[test]
 fn several_work_side_by_side() {
     if std::env::var_os(DEVICES).is_none() {
@@ -110,6 +143,7 @@ fn on_the_standin_gpu() {
         standin.repeat(&[test], &[(MEMORY, &memory)]);
     }
     for eager in ["0", "1", "2", "3"] {
+        standin.repeat(&["work_aside_finds_room"], &[(MEMORY, &memory), ("STANDIN_EAGER", eager)]);
         standin.repeat(&["side_by_side"], &[(DEVICES, "2"), ("STANDIN_EAGER", eager)]);
     }
 }

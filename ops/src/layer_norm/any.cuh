@@ -26,13 +26,14 @@ __global__ void layer_norm_forward_any(const T* x, const wide<T>* weight, const 
     i64 row = warp_number();
     if (row >= rows) return;
     x += row * channels;
-    W sum = 0;
+    // The mean is a distance from the row's first element, so that in a row of equal ones it is exact.
+    W first = widen(x[0]), sum = 0;
     for (int c = lane() * N; c < channels; c += 32 * N) {
         Pack<T> in = load_pack(x + c, channels - c);
 #pragma unroll
-        for (int j = 0; j < N; j++) sum += widen(in.at[j]); // zeros past the end
+        for (int j = 0; j < N; j++) sum += c + j < channels ? widen(in.at[j]) - first : W(0);
     }
-    W mean = warp_sum(sum) / channels, squares = 0;
+    W mean = first + warp_sum(sum) / channels, squares = 0;
     for (int c = lane() * N; c < channels; c += 32 * N) {
         Pack<T> in = load_pack(x + c, channels - c);
 #pragma unroll

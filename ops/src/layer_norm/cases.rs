@@ -29,6 +29,8 @@ fn case(name: &str, shape: &[usize], epsilon: f64) -> Case {
 pub fn cases() -> Vec<Case> {
     let mut offset = case("a mean far larger than the deviation", &[3, 40], 1e-6);
     offset.inputs[0] = from_fn([3, 40], |i| 100.0 + (i as f64 * 0.7).sin());
+    let mut equal = case("equal elements, whose sum is rounded in f32", &[2, 100], 1e-3);
+    equal.inputs[0] = from_fn([2, 100], |_| f64::from(100.1f32));
     vec![
         case("a 4x4 map, (N, H, W, C)", &[2, 4, 4, 32], 1e-6),
         case("a large epsilon", &[3, 5], 0.5),
@@ -41,6 +43,7 @@ pub fn cases() -> Vec<Case> {
         case("no channels", &[3, 0], 1e-6),
         case("more than one thread", &[1500, 24], 1e-6),
         offset,
+        equal,
     ]
 }
 

@@ -45,11 +45,12 @@ unsafe fn forward_rows<T: Float, A: Arch>(
     for ((x, y), (mean, rstd)) in x.zip(y).zip(mean.chunks_mut(ROWS).zip(rstd.chunks_mut(ROWS))) {
         for ((x, mean), rstd) in x.chunks_exact(channels).zip(&mut *mean).zip(&mut *rstd) {
             let (mut sum, mut squares) = (T::zero(), T::zero());
+            // The mean is a distance from the row's first element, so that in a row of equal ones it is exact.
             // SAFETY: the caller vouches for the instruction set, here and below.
-            in_registers!(T, A, channels, [1], (range, V, _COUNT) => sum += unsafe { sum_of::<T, V<T, A>>(&x[range]) });
-            *mean = sum * inverse;
+            in_registers!(T, A, channels, [1], (range, V, _COUNT) => sum += unsafe { sum_from::<T, V<T, A>>(&x[range], x[0]) });
+            *mean = x[0] + sum * inverse;
             // SAFETY: as above.
-            in_registers!(T, A, channels, [1], (range, V, _COUNT) => squares += unsafe { squares_of::<T, V<T, A>>(&x[range], *mean) });
+            in_registers!(T, A, channels, [1], (range, V, _COUNT) => squares += unsafe { squares_from::<T, V<T, A>>(&x[range], *mean) });
             // The variance for now; the loop below turns it into 1/√(variance + ε).
             *rstd = squares * inverse;
         }
@@ -59,17 +60,17 @@ unsafe fn forward_rows<T: Float, A: Arch>(
     }
 }
 
-/// Σ x
+/// Σ (x − origin)
 ///
 /// # Safety
 /// As of [`Vector::zero`].
 #[inline(always)]
-unsafe fn sum_of<T: Float, V: Vector<T>>(x: &[T]) -> T {
+unsafe fn sum_from<T: Float, V: Vector<T>>(x: &[T], origin: T) -> T {
     // SAFETY: the caller vouches for the instruction set, here and below.
-    let mut sum = unsafe { V::zero() };
+    let (origin, mut sum) = unsafe { (V::splat(origin), V::zero()) };
     for x in x.chunks_exact(V::LANES) {
         // SAFETY: as above.
-        sum = sum.add(unsafe { V::load(x) });
+        sum = sum.add(unsafe { V::load(x) }.sub(origin));
     }
     sum.total()
 }
@@ -79,7 +80,7 @@ unsafe fn sum_of<T: Float, V: Vector<T>>(x: &[T]) -> T {
 /// # Safety
 /// As of [`Vector::zero`].
 #[inline(always)]
-unsafe fn squares_of<T: Float, V: Vector<T>>(x: &[T], mean: T) -> T {
+unsafe fn squares_from<T: Float, V: Vector<T>>(x: &[T], mean: T) -> T {
     // SAFETY: the caller vouches for the instruction set, here and below.
     let (mean, mut sum) = unsafe { (V::splat(mean), V::zero()) };
     for x in x.chunks_exact(V::LANES) {

@@ -92,6 +92,9 @@ struct Part {
         for (int b = 0; b < B; b++) values[b] = has(b) ? numbers[row + b * groups] : W(0);
     }
 
+    // A value of the first lane of this lane's row.
+    __device__ __forceinline__ W of_first_lane(W value) const { return __shfl_sync(~0u, value, lane() & -lanes); }
+
     // Adds values up over the lanes of each row, all of them in each step, as a step waits for the one before.
     template <int B>
     __device__ __forceinline__ void add_up(W (&values)[B]) const {
@@ -150,18 +153,22 @@ __global__ void __launch_bounds__(THREADS, RESIDENT<PACKS>)
     part.hold(weights, weight), part.hold(biases, bias);
     for (int turn = 0; turn < share; turn += B * part.groups, part.advance(B)) {
         Pack<u32> in[B][PACKS];
-        W mean[B] = {}, rstd[B] = {};
+        W first[B], mean[B] = {}, rstd[B] = {};
         part.load(x, in);
+        // A mean is a distance from the row's first element, so that in a row of equal ones it is exact.
 #pragma unroll
-        for (int b = 0; b < B; b++)
+        for (int b = 0; b < B; b++) {
+            first[b] = part.of_first_lane(element<T>(in[b][0], 0));
 #pragma unroll
             for (int p = 0; p < PACKS; p++)
 #pragma unroll
-                for (int j = 0; j < N; j++) mean[b] += element<T>(in[b][p], j);
+                for (int j = 0; j < N; j++)
+                    mean[b] += part.channel(p) < channels ? element<T>(in[b][p], j) - first[b] : W(0);
+        }
         part.add_up(mean);
 #pragma unroll
         for (int b = 0; b < B; b++) {
-            mean[b] = rounded_product(mean[b], inverse);
+            mean[b] = first[b] + mean[b] * inverse;
 #pragma unroll
             for (int p = 0; p < PACKS; p++)
 #pragma unroll

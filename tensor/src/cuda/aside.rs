@@ -4,8 +4,9 @@
 //! Four things make that correct. Work aside waits for all work before it, and later work waits for it from the
 //! [`Gpu::join`] on. Until then the tensors that it reads are kept, so nobody can reuse their memory; whoever wants to
 //! write to one in place calls [`Gpu::join_readers`]. Memory that is returned while it is being submitted, its own
-//! temporary tensors above all, goes back to the pool only when it is joined. And it has its own instance of each module,
-//! as kernels count in a module's memory which of their blocks are done.
+//! temporary tensors above all, goes back to the pool only when it is joined, or when memory runs out and both streams
+//! wait for each other. And it has its own instance of each module, as kernels count in a module's memory which of their
+//! blocks are done.
 //!
 //! Several pieces of work can be aside, which execute in order. How much memory they keep is limited: a new piece joins
 //! the first ones, if need be.
@@ -107,11 +108,11 @@ impl Gpu {
         if !self.may_divert || self.stream() == Stream::Aside {
             return work();
         }
-        // Locked to the end: a join by another thread must not miss a part of the work.
-        let mut aside = lock(&self.aside);
+        // To the end: a join by another thread must not miss a part of the work.
+        let _alone = lock(&self.submitting);
         let reads: Vec<Tensor> = reads.iter().map(|&tensor| tensor.clone()).collect();
         let (own, most) = (reads.iter().map(Tensor::bytes).sum::<usize>(), budget(self.stats()));
-        self.join_while(&mut aside, |aside| own + aside.iter().map(Pending::kept).sum::<usize>() > most)?;
+        self.join_while(|aside| own + aside.iter().map(Pending::kept).sum::<usize>() > most)?;
         // From now on what other threads return is held back: their requests are not ordered before this work.
         let diverted = Diverted::new(self);
         if let Err(error) = self.driver.order(Stream::Work, Stream::Aside) {
@@ -124,7 +125,7 @@ impl Gpu {
         // Even if the work has failed: what it had submitted before will execute.
         let (end, used) = (self.driver.mark(Stream::Aside), self.held_back());
         match end {
-            Ok(end) => aside.push_back(Pending { end, reads, used }),
+            Ok(end) => lock(&self.aside).push_back(Pending { end, reads, used }),
             Err(error) => {
                 // Nothing could wait for it later. If it failed itself, that is the cause.
                 let _ = self.driver.finish(Stream::Aside);
@@ -140,8 +141,31 @@ impl Gpu {
     pub fn join(&self) -> Result<()> {
         match self.stream() {
             Stream::Aside => Ok(()),
-            _ => self.join_while(&mut lock(&self.aside), |_| true),
+            _ => {
+                let _alone = lock(&self.submitting);
+                self.join_all()
+            }
         }
+    }
+
+    /// The same, by a thread that has locked `submitting`.
+    pub(super) fn join_all(&self) -> Result<()> {
+        self.join_while(|_| true)
+    }
+
+    /// Makes all later work wait for all that is aside, and, within work aside, the rest of that for all other work. So
+    /// either may use whatever memory has been returned until now. Errors: [`Error::Gpu`].
+    pub(super) fn meet(&self) -> Result<()> {
+        if self.stream() != Stream::Aside {
+            return self.join();
+        }
+        self.driver.order(Stream::Aside, Stream::Work)?;
+        lock(&self.pool).holds_back = false;
+        self.forget_aside();
+        self.release(self.held_back());
+        lock(&self.pool).holds_back = true;
+        // Last, as other threads may have returned something in between.
+        self.driver.order(Stream::Work, Stream::Aside)
     }
 
     /// As [`Gpu::join`], when the returned value is dropped.
@@ -154,27 +178,37 @@ impl Gpu {
         let reads = |pending: &Pending| pending.reads.iter().any(|read| read.buffer_id() == tensor.buffer_id());
         match self.stream() {
             Stream::Aside => Ok(()),
-            _ => self.join_while(&mut lock(&self.aside), |aside| aside.iter().any(reads)),
+            _ => {
+                let _alone = lock(&self.submitting);
+                self.join_while(|aside| aside.iter().any(reads))
+            }
         }
     }
 
     /// Joins the first of what is aside while there is anything, and this holds for it.
-    fn join_while(&self, aside: &mut VecDeque<Pending>, holds: impl Fn(&VecDeque<Pending>) -> bool) -> Result<()> {
-        while holds(aside)
+    fn join_while(&self, holds: impl Fn(&VecDeque<Pending>) -> bool) -> Result<()> {
+        let mut aside = lock(&self.aside);
+        while holds(&aside)
             && let Some(first) = aside.front()
         {
-            self.driver.wait(Stream::Work, first.end)?;
+            if let Err(error) = self.driver.wait(Stream::Work, first.end) {
+                drop(aside);
+                // Then this thread waits. If it cannot, either, the device will execute nothing more.
+                let _ = self.driver.finish(Stream::Aside);
+                self.forget_aside();
+                return Err(error);
+            }
             aside.pop_front().into_iter().for_each(|done| self.let_go(done));
         }
         Ok(())
     }
 
-    /// Lets go of what was aside in a recording that has failed: it will never execute.
+    /// Lets go of all that is aside, when nobody need wait for it any more.
     pub(super) fn forget_aside(&self) {
         let aside = std::mem::take(&mut *lock(&self.aside));
-        for lost in aside {
-            self.driver.drop_mark(lost.end);
-            self.let_go(lost);
+        for pending in aside {
+            self.driver.drop_mark(pending.end);
+            self.let_go(pending);
         }
     }
 

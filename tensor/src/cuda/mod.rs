@@ -74,6 +74,8 @@ pub struct Gpu {
     /// The work that is aside, in order; whether there may be any.
     aside: Mutex<VecDeque<aside::Pending>>,
     may_divert: bool,
+    /// Locked while work is submitted or joined: one thread at a time.
+    submitting: Mutex<()>,
     /// Whether products of f32 matrices may round their factors to TF32.
     tf32: AtomicBool,
     /// Whether memory is filled with 0xFF before it is handed out: NaN, and an impossible index.
@@ -125,6 +127,7 @@ impl Gpu {
             keys: Mutex::default(),
             aside: Mutex::default(),
             may_divert: aside::allowed(),
+            submitting: Mutex::default(),
             tf32: AtomicBool::new(false),
             poison,
         })

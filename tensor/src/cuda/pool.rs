@@ -97,7 +97,7 @@ impl Gpu {
     pub(super) fn take(&self, bytes: usize) -> Result<Block> {
         match self.take_now(bytes) {
             // What is aside may keep some.
-            Err(Error::OutOfMemory { .. }) => self.join().and_then(|()| self.take_now(bytes)),
+            Err(Error::OutOfMemory { .. }) => self.meet().and_then(|()| self.take_now(bytes)),
             taken => taken,
         }
     }

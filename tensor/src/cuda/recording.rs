@@ -150,8 +150,11 @@ impl Recording {
                 format!("{} random streams were given in place of {}", streams.len(), self.keys.streams.len());
             return Err(Error::argument("replay", message));
         }
-        // What the recording has aside shares counters and workspaces with what is aside now.
-        self.gpu.join()?;
+        // Before the lock, which this thread has if it is aside.
+        self.gpu.ensure_in_order("a replay")?;
+        // What the recording has aside shares counters and workspaces with what is aside now, and with what comes next.
+        let _alone = lock(&self.gpu.submitting);
+        self.gpu.join_all()?;
         let keys: Vec<u64> = streams.iter().flat_map(Philox::key).collect();
         // SAFETY: the memory has room for the keys of as many streams as were recorded.
         unsafe { self.gpu.upload(bytemuck::cast_slice(&keys), self.keys.memory.address())? };
@@ -179,7 +182,8 @@ impl<R> Default for Repeated<R> {
 impl<R> Repeated<R> {
     /// Does the work and returns its result, which the next run overwrites. Nothing is recorded on the CPU, without
     /// `may_record`, or if the variable `BIFORMER_UNRECORDED` is set. `streams` returns the random streams of this run,
-    /// as many as its argument says; only a replay calls it. Errors: those of the work, of [`Gpu::record`] and of
+    /// as many as its argument says; only a replay calls it. As of [`Gpu::record`], nothing else may use the device the second
+    /// time. Errors: those of the work, of [`Gpu::record`] and of
     /// [`Recording::replay`].
     pub fn run<E: From<Error>>(
         &mut self,
