@@ -102,6 +102,8 @@ impl Format {
     fn class_names(&self, path: &Path) -> Result<Vec<String>> {
         let bytes = read_file(path, MAX_NAMES, "the list of class names")?;
         let text = String::from_utf8_lossy(&bytes);
+        // Some editors begin a text with a mark of its encoding.
+        let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
         let names: Vec<String> =
             text.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned).collect();
         let expected = self.label_classes[self.label_classes.len() - 1];

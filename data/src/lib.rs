@@ -5,6 +5,7 @@
 //! | file | what it holds |
 //! |---|---|
 //! | `picture.rs` | [`Image`], a picture of bytes, (H, W, 3); [`load_image`] decodes one file within fixed limits |
+//! | `formats.rs` | what a file tells before it is decoded: whether it is whole, and what memory that takes |
 //! | `room.rs` | memory for large pictures, which threads decode at once |
 //! | `dataset.rs` | the [`Dataset`] trait, [`Split`], [`Statistics`], and [`open`] |
 //! | `in_memory.rs` | [`InMemory`], the set that lies in memory as a whole |
@@ -42,6 +43,7 @@ mod embedded;
 mod error;
 mod fingerprint;
 mod folder;
+mod formats;
 mod held_out;
 mod imagenet;
 mod in_memory;

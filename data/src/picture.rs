@@ -12,6 +12,7 @@ use image::{ColorType, DynamicImage, ImageDecoder, ImageError, ImageReader, Limi
 
 use tensor::memory::{free_bytes, reserve};
 
+use crate::formats;
 use crate::room::Room;
 use crate::{Error, Result};
 
@@ -117,7 +118,10 @@ pub fn load_image(path: impl AsRef<Path>) -> Result<Image> {
 pub fn size_of_image(path: &Path) -> Option<[usize; 2]> {
     let reader = fs::metadata(path).ok().filter(fs::Metadata::is_file).and_then(|_| ImageReader::open(path).ok())?;
     // As for decoding: a panic over an unforeseen file must not end a run.
-    let size = panic::catch_unwind(|| reader.with_guessed_format().ok()?.into_dimensions().ok());
+    let size = panic::catch_unwind(|| {
+        let reader = reader.with_guessed_format().ok()?;
+        if is_granted(formats::memory_of_head(reader.format())) { reader.into_dimensions().ok() } else { None }
+    });
     size.ok().flatten().map(|(width, height)| [height as usize, width as usize])
 }
 
@@ -174,26 +178,18 @@ fn pixels(bytes: &[u8]) -> std::result::Result<RgbImage, String> {
         ImageError::Limits(_) => too_large("it takes"),
         _ => cause.to_string(),
     };
-    if bytes.is_empty() {
-        return Err("it is empty".to_owned());
-    }
-    if bytes.starts_with(&[0xFF, 0xD8]) && !jpeg_is_whole(bytes) {
-        return Err("the JPEG data end before their end marker".to_owned());
-    }
-    if bytes.starts_with(b"RIFF") {
-        if !riff_is_whole(bytes) {
-            return Err("the file ends before the length that it gives".to_owned());
-        }
-        if is_animated(bytes) {
-            return Err("it is an animation".to_owned());
-        }
-    }
-    if bytes.starts_with(b"II\x2B\0") || bytes.starts_with(b"MM\0\x2B") {
-        return Err("it is a BigTIFF: save it as a TIFF".to_owned());
+    if let Some(refusal) = formats::refusal(bytes) {
+        return Err(refusal.to_owned());
     }
     let mut reader = ImageReader::new(Cursor::new(bytes)).with_guessed_format().map_err(|cause| cause.to_string())?;
-    if !reader.format().is_some_and(|format| format.reading_enabled()) {
+    let format = reader.format();
+    if !format.is_some_and(|format| format.reading_enabled()) {
         return Err("it is no PNG, JPEG, WebP, BMP, TIFF or PNM".to_owned());
+    }
+    let not_free = |what: &str, bytes: u64| format!("{what} {} MB of memory, which are not free", bytes / 1_000_000);
+    let head = formats::memory_of_head(format);
+    if !is_granted(head) {
+        return Err(not_free("its head may take", head));
     }
     let mut limits = Limits::default();
     limits.max_alloc = Some(MAX_DECODED);
@@ -211,12 +207,14 @@ fn pixels(bytes: &[u8]) -> std::result::Result<RgbImage, String> {
         return Err(too_large(&format!("{width}x{height} pixels take")));
     }
     let orientation = decoder.orientation().unwrap_or(Orientation::NoTransforms);
-    // While it is turned, or turned into bytes of RGB, it is there twice.
-    let more = [(decoder.color_type() != ColorType::Rgb8, rgb), (orientation != Orientation::NoTransforms, decoded)];
-    let most = decoded + more.into_iter().filter_map(|(needed, bytes)| needed.then_some(bytes)).max().unwrap_or(0);
+    // Beside it is what the decoder needs, and, when that is gone, a second picture while it is turned or made bytes of RGB.
+    let beside = formats::memory_beside(format, bytes, rgb / 3, decoded);
+    let converted = if decoder.color_type() == ColorType::Rgb8 { 0 } else { rgb };
+    let turned = if orientation == Orientation::NoTransforms { 0 } else { decoded };
+    let most = decoded + beside.max(converted).max(turned);
     let room = if is_granted(most) { ROOM.take(most, free_bytes) } else { None };
     let Some(_room) = room else {
-        return Err(format!("{width}x{height} pixels take {} MB of memory, which are not free", most / 1_000_000));
+        return Err(not_free(&format!("{width}x{height} pixels take"), most));
     };
     let mut decoded = DynamicImage::from_decoder(decoder).map_err(failed)?;
     decoded.apply_orientation(orientation);
@@ -239,49 +237,4 @@ fn ends_early(cause: &ImageError) -> bool {
 fn is_granted(bytes: u64) -> bool {
     const FEW: u64 = 1 << 20;
     bytes <= FEW || usize::try_from(bytes).is_ok_and(|bytes| reserve(&mut Vec::<u8>::new(), bytes).is_ok())
-}
-
-/// Whether a WebP file, which is a RIFF file, is complete: the file states its length, and so does each of its chunks.
-/// A decoder that trusts a chunk's stated length would allocate that much memory.
-fn riff_is_whole(bytes: &[u8]) -> bool {
-    let length = |at: usize| Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?) as usize);
-    let Some(end) = length(4).map(|length| 8 + length).filter(|&end| end <= bytes.len()) else { return false };
-    let mut at = 12;
-    while at + 8 <= end {
-        match length(at + 4) {
-            Some(length) if at + 8 + length <= end => at += 8 + length.next_multiple_of(2),
-            _ => return false,
-        }
-    }
-    true
-}
-
-/// Whether a WebP file has more than one picture.
-fn is_animated(bytes: &[u8]) -> bool {
-    const ANIMATION: u8 = 1 << 1;
-    bytes.get(12..16) == Some(b"VP8X") && bytes.get(20).is_some_and(|flags| flags & ANIMATION != 0)
-}
-
-/// Whether an end marker follows the first scan. The decoder forgives a JPEG that breaks off, and paints the rest
-/// grey; a training set should not. Segments before the scan are skipped whole, for a thumbnail in them has an end
-/// marker of its own.
-fn jpeg_is_whole(bytes: &[u8]) -> bool {
-    const START_OF_SCAN: u8 = 0xDA;
-    const END_OF_IMAGE: [u8; 2] = [0xFF, 0xD9];
-    let mut at = 2;
-    while let Some(&[0xFF, marker]) = bytes.get(at..at + 2) {
-        if marker == START_OF_SCAN {
-            // Within a scan an 0xFF byte is followed by 0 or a restart marker, so this pair cannot be data.
-            // Searched for from the end, where it usually is.
-            return bytes[at..].windows(2).rev().any(|pair| pair == END_OF_IMAGE);
-        }
-        // An 0xFF before a marker is padding; the other markers here carry their length.
-        at += match (marker, bytes.get(at + 2..at + 4)) {
-            (0xFF, _) => 1,
-            (_, Some(&[high, low])) => 2 + usize::from(u16::from_be_bytes([high, low])),
-            _ => return false,
-        };
-    }
-    // No marker where one belongs: whether that can be decoded is for the decoder to say.
-    at < bytes.len()
 }

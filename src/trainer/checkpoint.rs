@@ -58,11 +58,19 @@ impl Progress {
         EpochMetrics::last_and_best(&self.epochs)
     }
 
-    /// Reads it from where a checkpoint has it. Errors: epochs that are not numbered from 1 on.
+    /// Reads it from where a checkpoint has it. Errors: epochs that are not numbered from 1 on, and impossible scores.
     pub(super) fn parse(text: &str) -> Result<Self> {
         let progress: Self = serde_json::from_str(text)?;
         if let Some((number, line)) = (1..).zip(&progress.epochs).find(|(number, line)| *number != line.epoch) {
             bail!("epoch {} stands where epoch {number} should", line.epoch);
+        }
+        let shares = |line: &EpochMetrics| [line.train_accuracy, line.test_accuracy, line.test_top5];
+        if let Some(share) = progress.epochs.iter().flat_map(shares).find(|share| !(0.0..=1.0).contains(share)) {
+            bail!("an accuracy is {share}, not 0 to 1");
+        }
+        let Score { right, right_in_five, images, .. } = progress.score;
+        if right.max(right_in_five) > images {
+            bail!("more of an epoch's first {images} images are right than there are");
         }
         Ok(progress)
     }
@@ -132,6 +140,10 @@ impl Checkpoint {
             let described = Described::parse(path, file)?;
             if progress.epoch() > described.config.epochs {
                 bail!("it is in epoch {} of a run of {}", progress.epoch() + 1, described.config.epochs);
+            }
+            let (images, most) = (progress.score.images, progress.batch.saturating_mul(described.config.batch_size));
+            if images > most as u64 {
+                bail!("{images} images of the epoch are done, more than {} batches have", progress.batch);
             }
             Ok(Self { described, progress })
         };

@@ -177,10 +177,20 @@ fn checkpoints_that_are_none() {
         file.metadata.insert("progress".into(), progress);
     });
     refused(&["its progress", "epoch 3 stands where epoch 1 should"]);
-    change(&|file| {
-        let progress = file.metadata["progress"].replace("\"optimizer_steps\":", "\"optimizer_steps\":99");
-        file.metadata.insert("progress".into(), progress);
-    });
+    let replace_in_progress = |old: &str, new: &str| {
+        change(&|file| {
+            let progress = file.metadata["progress"].replace(old, new);
+            assert_ne!(progress, file.metadata["progress"]);
+            file.metadata.insert("progress".into(), progress);
+        });
+    };
+    replace_in_progress("\"test_accuracy\":", "\"test_accuracy\":7");
+    refused(&["its progress", "an accuracy is 70."]);
+    replace_in_progress("\"right\":0,", "\"right\":1,");
+    refused(&["its progress", "more of an epoch's first 0 images are right than there are"]);
+    replace_in_progress("\"images\":0", "\"images\":18446744073709551615");
+    refused(&["18446744073709551615 images of the epoch are done, more than 0 batches have"]);
+    replace_in_progress("\"optimizer_steps\":", "\"optimizer_steps\":99");
     let resume = ["train", "--resume", "--epochs", "4", "--data", text(&shared().data), "--out", text(&run)];
     biformer(&resume).refused(&["checkpoint.safetensors", "has taken 99", "steps in", "another copy"]);
     change(&|file| {

@@ -87,6 +87,10 @@ fn cifar10_in_its_folder_or_one_above() {
         assert_eq!((sample.label, sample.image.pixel(5, 17)), (1, Some([11, 5, 17])));
         assert_eq!(open(source.to_str().unwrap(), Split::Test).unwrap().len(), 12);
     }
+    // A mark of its encoding, with which some editors begin a text, is no part of a name.
+    let names = folder.join("batches.meta.txt");
+    fs::write(&names, format!("\u{feff}{}", fs::read_to_string(&names).unwrap())).unwrap();
+    assert_eq!(open(folder.to_str().unwrap(), Split::Test).unwrap().classes()[0], "airplane");
 }
 
 /// `CIFAR10=DIR cargo test -p biformer-data --test all -- --ignored full_set`: two readers, two formats, one content.

@@ -214,9 +214,19 @@ mod tests {
         for name in [&b"w"[..], b"model"] {
             assert!(format!("{:?}", assembled(&dict(name)).unwrap_err()).contains("no tensors by name"));
         }
-        let name = [&b"\x80\x04X\0\0\x01\0"[..], &[b'm'; 1 << 16], b"\x94("].concat();
-        let names = [&name[..], &times(b"h\0h\0\x93"), b"t."].concat();
+        let long =
+            |length: u32| [&b"\x80\x04X"[..], &length.to_le_bytes(), &vec![b'm'; length as usize], b"\x94"].concat();
+        let names = [&long(1 << 10)[..], b"(", &times(b"h\0h\0\x93"), b"t."].concat();
         assert!(format!("{:?}", assembled(&names).unwrap_err()).contains("no tensors by name"));
+        // A tensor under a name that is too long to be one.
+        let tensor = [
+            &b"ctorch._utils\n_rebuild_tensor_v2\n((X\x07\0\0\0storagectorch\nFloatStorage\n"[..],
+            b"X\x01\0\0\x000X\x03\0\0\0cpuK\x01tQK\0(K\x01t(K\x01ttR\x94",
+        ]
+        .concat();
+        let of_name = |length: u32| [&long(length)[..], &tensor, b"}(", &b"h\0h\x01".repeat(1 << 17), b"u."].concat();
+        assert_eq!(assembled(&of_name(1 << 10)).unwrap().tensors.len(), 1);
+        assert!(format!("{:?}", assembled(&of_name(1 << 22)).unwrap_err()).contains("no tensors by name"));
     }
 
     #[test]

@@ -83,6 +83,9 @@ type Result<T> = std::result::Result<T, String>;
 
 /// The place of the one [`Value::Other`].
 const OTHER: Id = Id(0);
+/// The longest text that is read, in bytes. A pickle can use one as often as it likes, and whoever looks at it copies or
+/// compares all of it each time.
+const MAX_TEXT: usize = 1 << 10;
 
 struct Machine<'p> {
     pickle: &'p [u8],
@@ -314,12 +317,15 @@ impl Machine<'_> {
         Ok(())
     }
 
-    /// A length-prefixed text. Those of Python 2 may not be valid UTF-8.
+    /// A length-prefixed text. Those of Python 2 may not be valid UTF-8, and what is too long is no name.
     fn text(&mut self, width: usize) -> Result<()> {
         let count = self.unsigned(width)?;
-        match std::str::from_utf8(self.bytes(count)?).map(str::to_owned) {
-            Ok(text) => self.push(Value::Text(text)),
-            Err(_) => self.stack.push(OTHER),
+        match std::str::from_utf8(self.bytes(count)?) {
+            Ok(text) if count <= MAX_TEXT => {
+                let text = text.to_owned();
+                self.push(Value::Text(text));
+            }
+            _ => self.stack.push(OTHER),
         }
         Ok(())
     }

@@ -153,22 +153,24 @@ __global__ void __launch_bounds__(THREADS, RESIDENT<PACKS>)
     part.hold(weights, weight), part.hold(biases, bias);
     for (int turn = 0; turn < share; turn += B * part.groups, part.advance(B)) {
         Pack<u32> in[B][PACKS];
-        W first[B], mean[B] = {}, rstd[B] = {};
+        W mean[B] = {}, rstd[B] = {};
         part.load(x, in);
-        // A mean is a distance from the row's first element, so that in a row of equal ones it is exact.
+        // A mean is a distance from the row's first element, so that in a row of equal ones it is exact. That is asked for
+        // twice, as registers do not suffice to keep those of all rows.
+        auto first = [&](int b) { return part.of_first_lane(element<T>(in[b][0], 0)); };
 #pragma unroll
         for (int b = 0; b < B; b++) {
-            first[b] = part.of_first_lane(element<T>(in[b][0], 0));
+            const W origin = first(b);
 #pragma unroll
             for (int p = 0; p < PACKS; p++)
 #pragma unroll
                 for (int j = 0; j < N; j++)
-                    mean[b] += part.channel(p) < channels ? element<T>(in[b][p], j) - first[b] : W(0);
+                    mean[b] += part.channel(p) < channels ? element<T>(in[b][p], j) - origin : W(0);
         }
         part.add_up(mean);
 #pragma unroll
         for (int b = 0; b < B; b++) {
-            mean[b] = first[b] + mean[b] * inverse;
+            mean[b] = first(b) + mean[b] * inverse;
 #pragma unroll
             for (int p = 0; p < PACKS; p++)
 #pragma unroll

@@ -1,0 +1,163 @@
+//! What the bytes of an image file tell before a decoder has them: whether they are all there, and how much memory
+//! decoding takes beside the pixels.
+
+use image::ImageFormat;
+
+/// Why a file need not be decoded, if it need not.
+pub(crate) fn refusal(bytes: &[u8]) -> Option<&'static str> {
+    if bytes.is_empty() {
+        return Some("it is empty");
+    }
+    if bytes.starts_with(&[0xFF, 0xD8]) && !jpeg_is_whole(bytes) {
+        return Some("the JPEG data end before their end marker");
+    }
+    if bytes.starts_with(b"RIFF") {
+        if !riff_is_whole(bytes) {
+            return Some("the file ends before the length that it gives");
+        }
+        if is_animated(bytes) {
+            return Some("it is an animation");
+        }
+    }
+    let is_big_tiff = bytes.starts_with(b"II\x2B\0") || bytes.starts_with(b"MM\0\x2B");
+    is_big_tiff.then_some("it is a BigTIFF: save it as a TIFF")
+}
+
+/// How much memory a decoder may ask for to read a file's head, in bytes: that of TIFF for a tag of many values.
+pub(crate) fn memory_of_head(format: Option<ImageFormat>) -> u64 {
+    if format == Some(ImageFormat::Tiff) { 256 << 20 } else { 0 }
+}
+
+/// How much memory a decoder takes at most, in bytes, beside the `decoded` bytes of `pixels` pixels that it fills.
+pub(crate) fn memory_beside(format: Option<ImageFormat>, bytes: &[u8], pixels: u64, decoded: u64) -> u64 {
+    match format {
+        // Coefficients of 16 bits, until the last scan has been read.
+        Some(ImageFormat::Jpeg) => 2 * pixels * u64::from(components_of_progressive(bytes).unwrap_or(0)),
+        // A byte of luminance, half a byte of colour, and, for transparency alone or without losses, four bytes.
+        Some(ImageFormat::WebP) => 6 * pixels.max(largest_frame(bytes)),
+        // A strip, which may be all of it.
+        Some(ImageFormat::Tiff) => decoded,
+        _ => 0,
+    }
+}
+
+/// Shows a WebP file's chunks, as a WebP file is a RIFF file: their names and what they hold. Says whether the file is
+/// complete: it states its length, and so does each chunk.
+fn chunks<'b>(bytes: &'b [u8], mut see: impl FnMut(&[u8], &'b [u8])) -> bool {
+    let length = |at: usize| Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?) as usize);
+    let Some(end) = length(4).map(|length| 8 + length).filter(|&end| end <= bytes.len()) else { return false };
+    let mut at = 12;
+    while at + 8 <= end {
+        match length(at + 4) {
+            Some(length) if at + 8 + length <= end => {
+                see(&bytes[at..at + 4], &bytes[at + 8..at + 8 + length]);
+                at += 8 + length.next_multiple_of(2);
+            }
+            _ => return false,
+        }
+    }
+    true
+}
+
+/// A decoder that trusts a chunk's stated length would allocate that much memory.
+fn riff_is_whole(bytes: &[u8]) -> bool {
+    chunks(bytes, |_, _| {})
+}
+
+/// Whether a WebP file has more than one picture.
+fn is_animated(bytes: &[u8]) -> bool {
+    const ANIMATION: u8 = 1 << 1;
+    bytes.get(12..16) == Some(b"VP8X") && bytes.get(20).is_some_and(|flags| flags & ANIMATION != 0)
+}
+
+/// The pixels of a WebP file's largest frame. The file's head may say otherwise, which the decoder notices only when
+/// it has taken the memory.
+fn largest_frame(bytes: &[u8]) -> u64 {
+    let mut largest = 0;
+    chunks(bytes, |name, chunk| {
+        let sides = match (name, chunk) {
+            // Three bytes about the frame, three that begin every one, then width and height, in 14 bits each.
+            (b"VP8 ", &[_, _, _, _, _, _, w0, w1, h0, h1, ..]) => {
+                [[w0, w1], [h0, h1]].map(|side| u32::from(u16::from_le_bytes(side)) & 0x3FFF)
+            }
+            // A byte that begins every one, then 14 bits of width - 1, and 14 of height - 1.
+            (b"VP8L", &[_, a, b, c, d, ..]) => {
+                let bits = u32::from_le_bytes([a, b, c, d]);
+                [bits, bits >> 14].map(|side| (side & 0x3FFF) + 1)
+            }
+            _ => return,
+        };
+        largest = largest.max(sides.map(u64::from).iter().product());
+    });
+    largest
+}
+
+const START_OF_PROGRESSIVE_FRAME: u8 = 0xC2;
+const START_OF_SCAN: u8 = 0xDA;
+
+/// Shows a JPEG's segments before its first scan: their markers, and the bytes from there on. Returns where they end,
+/// with the scan or where no marker is; nothing if the file ends within a segment's head. Segments are skipped whole,
+/// for a thumbnail in them has markers of its own.
+fn segments<'b>(bytes: &'b [u8], mut see: impl FnMut(u8, &'b [u8])) -> Option<usize> {
+    let mut at = 2;
+    while let Some(&[0xFF, marker]) = bytes.get(at..at + 2) {
+        if marker == START_OF_SCAN {
+            break;
+        }
+        see(marker, &bytes[at..]);
+        // An 0xFF before a marker is padding; the other markers here carry their length.
+        at += match (marker, bytes.get(at + 2..at + 4)) {
+            (0xFF, _) => 1,
+            (_, Some(&[high, low])) => 2 + usize::from(u16::from_be_bytes([high, low])),
+            _ => return None,
+        };
+    }
+    Some(at)
+}
+
+/// Whether an end marker follows the first scan. The decoder forgives a JPEG that breaks off, and paints the rest
+/// grey; a training set should not.
+fn jpeg_is_whole(bytes: &[u8]) -> bool {
+    const END_OF_IMAGE: [u8; 2] = [0xFF, 0xD9];
+    match segments(bytes, |_, _| {}) {
+        // Within a scan an 0xFF byte is followed by 0 or a restart marker, so this pair cannot be data.
+        // Searched for from the end, where it usually is.
+        Some(scan) if bytes.get(scan..scan + 2) == Some(&[0xFF, START_OF_SCAN]) => {
+            bytes[scan..].windows(2).rev().any(|pair| pair == END_OF_IMAGE)
+        }
+        // No marker where one belongs: whether that can be decoded is for the decoder to say.
+        Some(at) => at < bytes.len(),
+        None => false,
+    }
+}
+
+/// How many components a JPEG has whose scans refine one another.
+fn components_of_progressive(bytes: &[u8]) -> Option<u8> {
+    let mut components = None;
+    // After the marker: the length, a precision, two sides of two bytes.
+    segments(bytes, |marker, segment| {
+        components = components.or(segment.get(9).copied().filter(|_| marker == START_OF_PROGRESSIVE_FRAME));
+    });
+    components
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_decoders_need_beside_the_pixels_is_foretold() {
+        let need = |format, bytes: &[u8]| memory_beside(Some(format), bytes, 100, 300);
+        // A comment, and a frame of four components, begun as one that is refined, or as one that is not.
+        let jpeg =
+            |frame| [&[0xFF, 0xD8, 0xFF, 0xFE, 0, 3, 7, 0xFF, frame, 0, 20, 8, 0, 9, 0, 9, 4], &[0; 12][..]].concat();
+        assert_eq!([0xC0, 0xC2].map(|frame| need(ImageFormat::Jpeg, &jpeg(frame))), [0, 800]);
+        // The canvas is of 100 pixels, and within it lies a frame of 64 by 3, or of 4 by 3.
+        let riff = |chunk: &[u8]| [b"RIFF", &(4 + chunk.len() as u32).to_le_bytes()[..], b"WEBP", chunk].concat();
+        let frame = |width| riff(&[&b"VP8 \x0a\0\0\0\0\0\0\x9d\x01\x2a"[..], &[width, 0, 3, 0x40]].concat());
+        assert_eq!([64, 4].map(|width| need(ImageFormat::WebP, &frame(width))), [1152, 600]);
+        let lossless = riff(&[&b"VP8L\x06\0\0\0\x2f"[..], &(63u32 | 2 << 14).to_le_bytes(), &[0]].concat());
+        assert_eq!(need(ImageFormat::WebP, &lossless), 1152);
+        assert_eq!([ImageFormat::Tiff, ImageFormat::Png].map(|format| need(format, &[])), [300, 0]);
+    }
+}
