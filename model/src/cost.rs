@@ -182,14 +182,16 @@ fn head_macs(config: &ModelConfig) -> Macs {
 }
 
 /// A lower bound on the bytes that soft routing needs for an image: the gathered keys and values of all routed regions,
-/// and their weighted copies, in the stage where these are largest. As each region gathers those of k regions, they can
-/// exceed everything else; 0 without soft routing.
+/// their weighted copies, and the scores, in the stage where these are largest. As each region gathers those of k regions,
+/// they can exceed everything else; 0 without soft routing.
 pub fn gathered_bytes(config: &ModelConfig, image: [usize; 2], dtype: DType) -> u64 {
     let of_stage = |stage: usize| {
         let map = image.map(|side| config.map_side(side, stage));
         let (Attend::Routed(k), Some(cut)) = (config.attend(stage), config.regions(map, stage)) else { return 0 };
-        let elements = [k, cut.count(), cut.tokens(), config.embed_dim[stage], 4 * dtype.size()];
-        elements.into_iter().fold(1, |product: u64, factor| product.saturating_mul(factor as u64))
+        // For each token of each region that is gathered: a key and a value, twice, and a score per head and query.
+        let of_token = 4 * config.embed_dim[stage] + config.embed_dim[stage] / config.head_dim.max(1) * cut.tokens();
+        let bytes = [k, cut.count(), cut.tokens(), of_token, dtype.size()];
+        bytes.into_iter().fold(1, |product: u64, factor| product.saturating_mul(factor as u64))
     };
     (0..config.stages()).filter(|_| config.soft_routing).map(of_stage).max().unwrap_or(0)
 }

@@ -1,7 +1,7 @@
 //! The elements of tensors as files hold them.
 
 use safetensors::tensor::Dtype;
-use std::io::Write;
+use std::io::{self, Read, Write};
 use tensor::{DType, Element, Shape, Tensor, bf16};
 
 /// Writes tensors one after the other.
@@ -40,45 +40,66 @@ pub fn stored(dtype: DType) -> (&'static str, usize) {
     }
 }
 
+/// Why a tensor cannot be read.
+#[derive(Debug)]
+pub enum Fault {
+    /// Its bytes cannot be.
+    Io(io::Error),
+    /// They are none of a tensor's, as this says.
+    Unfit(String),
+}
+
 /// A tensor from bytes, which must be as many as its elements take.
-pub fn from_bytes(dtype: Dtype, bytes: &[u8], shape: Vec<usize>) -> std::result::Result<Tensor, String> {
+pub fn from_bytes(dtype: Dtype, mut bytes: &[u8], shape: &[usize]) -> std::result::Result<Tensor, String> {
+    let tensor = read_from(&mut bytes, dtype, shape).map_err(|fault| match fault {
+        Fault::Io(_) => format!("has fewer elements than those of {}", Shape::from(shape)),
+        Fault::Unfit(reason) => reason,
+    })?;
+    if bytes.is_empty() { Ok(tensor) } else { Err(format!("has more elements than those of {}", Shape::from(shape))) }
+}
+
+/// A tensor of the next bytes that a source gives, as many as its elements take.
+pub fn read_from(source: &mut impl Read, dtype: Dtype, shape: &[usize]) -> std::result::Result<Tensor, Fault> {
     // A tensor can be empty and yet have an impossible shape: an extent of 0 hides the others from the reader's own
     // overflow checks.
-    let impossible = |_| format!("has the impossible shape {shape:?}");
-    let shape = Shape::from(&shape[..]).countable("file").map_err(impossible)?;
+    let impossible = |_| Fault::Unfit(format!("has the impossible shape {shape:?}"));
+    let shape = Shape::from(shape).countable("file").map_err(impossible)?;
     match dtype {
-        Dtype::F32 => filled(bytes, shape, |bytes| Some(f32::from_le_bytes(bytes))),
-        Dtype::F64 => filled(bytes, shape, |bytes| Some(f64::from_le_bytes(bytes))),
-        Dtype::BF16 => filled(bytes, shape, |bytes| Some(bf16::from_le_bytes(bytes))),
-        Dtype::F16 => filled(bytes, shape, |bytes| Some(half::f16::from_le_bytes(bytes).to_f32())),
-        Dtype::I64 => filled(bytes, shape, |bytes| u32::try_from(i64::from_le_bytes(bytes)).ok()),
-        Dtype::U64 => filled(bytes, shape, |bytes| u32::try_from(u64::from_le_bytes(bytes)).ok()),
-        Dtype::I32 => filled(bytes, shape, |bytes| u32::try_from(i32::from_le_bytes(bytes)).ok()),
-        Dtype::U32 => filled(bytes, shape, |bytes| Some(u32::from_le_bytes(bytes))),
-        Dtype::I16 => filled(bytes, shape, |bytes| u32::try_from(i16::from_le_bytes(bytes)).ok()),
-        Dtype::U16 => filled(bytes, shape, |bytes| Some(u32::from(u16::from_le_bytes(bytes)))),
-        Dtype::I8 => filled(bytes, shape, |bytes| u32::try_from(i8::from_le_bytes(bytes)).ok()),
-        Dtype::U8 => filled(bytes, shape, |[byte]| Some(u32::from(byte))),
-        other => Err(format!(
+        Dtype::F32 => filled(source, shape, |bytes| Some(f32::from_le_bytes(bytes))),
+        Dtype::F64 => filled(source, shape, |bytes| Some(f64::from_le_bytes(bytes))),
+        Dtype::BF16 => filled(source, shape, |bytes| Some(bf16::from_le_bytes(bytes))),
+        Dtype::F16 => filled(source, shape, |bytes| Some(half::f16::from_le_bytes(bytes).to_f32())),
+        Dtype::I64 => filled(source, shape, |bytes| u32::try_from(i64::from_le_bytes(bytes)).ok()),
+        Dtype::U64 => filled(source, shape, |bytes| u32::try_from(u64::from_le_bytes(bytes)).ok()),
+        Dtype::I32 => filled(source, shape, |bytes| u32::try_from(i32::from_le_bytes(bytes)).ok()),
+        Dtype::U32 => filled(source, shape, |bytes| Some(u32::from_le_bytes(bytes))),
+        Dtype::I16 => filled(source, shape, |bytes| u32::try_from(i16::from_le_bytes(bytes)).ok()),
+        Dtype::U16 => filled(source, shape, |bytes| Some(u32::from(u16::from_le_bytes(bytes)))),
+        Dtype::I8 => filled(source, shape, |bytes| u32::try_from(i8::from_le_bytes(bytes)).ok()),
+        Dtype::U8 => filled(source, shape, |[byte]| Some(u32::from(byte))),
+        other => Err(Fault::Unfit(format!(
             "has elements of type {other:?}; expected floats (F32, F64, BF16, F16) or integers (of 8 to 64 bits)"
-        )),
+        ))),
     }
 }
 
 /// A tensor of elements that `read` makes of N bytes each; it makes none of an integer that is no index.
 fn filled<T: Element, const N: usize>(
-    bytes: &[u8],
+    source: &mut impl Read,
     shape: Shape,
     read: impl Fn([u8; N]) -> Option<T>,
-) -> std::result::Result<Tensor, String> {
-    let elements = bytes.as_chunks::<N>().0;
-    if elements.len() != shape.count() {
-        return Err(format!("has {} elements instead of those of {shape}", elements.len()));
-    }
+) -> std::result::Result<Tensor, Fault> {
+    const FEW: usize = 4096;
     let mut tensor = Tensor::empty(shape, T::DTYPE);
-    let to = tensor.as_mut_slice::<T>("file").map_err(|error| error.to_string())?;
-    for (to, &bytes) in to.iter_mut().zip(elements) {
-        *to = read(bytes).ok_or("holds an integer that is negative or too large")?;
+    let to = tensor.as_mut_slice::<T>("file").map_err(|error| Fault::Unfit(error.to_string()))?;
+    let mut buffer = [[0; N]; FEW];
+    for few in to.chunks_mut(FEW) {
+        let bytes = &mut buffer[..few.len()];
+        source.read_exact(bytes.as_flattened_mut()).map_err(Fault::Io)?;
+        for (to, &mut bytes) in few.iter_mut().zip(bytes) {
+            let wrong = || Fault::Unfit("holds an integer that is negative or too large".to_owned());
+            *to = read(bytes).ok_or_else(wrong)?;
+        }
     }
     Ok(tensor)
 }
@@ -89,8 +110,7 @@ mod tests {
 
     #[test]
     fn integers_of_any_size_are_read() {
-        let read =
-            |dtype, bytes: &[u8]| from_bytes(dtype, bytes, vec![2]).map(|tensor| tensor.to_vec::<u32>().unwrap());
+        let read = |dtype, bytes: &[u8]| from_bytes(dtype, bytes, &[2]).map(|tensor| tensor.to_vec::<u32>().unwrap());
         for (dtype, bytes) in [
             (Dtype::U8, &[1, 200][..]),
             (Dtype::I16, &[1, 0, 200, 0]),

@@ -1,25 +1,19 @@
 //! Tensor files: safetensors in and out, and PyTorch's own are read, too.
 
-use crate::elements::{from_bytes, put_all, stored};
+use crate::elements::{put_all, stored};
 use crate::error::{Error, Result};
+use crate::header::{CHECKSUM, Header, METADATA, in_order, written};
 use crate::pth;
 use crate::reading::{ensure_free, first_bytes, io, open_regular};
 use crate::safely::write_with;
 use crc32fast::Hasher;
-use safetensors::tensor::SafeTensors;
-use serde_json::{Value, json};
+use serde_json::json;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
-use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::io::{BufWriter, Cursor, Read, Seek, Write};
 use std::path::Path;
 use tensor::{Device, Tensor};
-
-/// Metadata entry with the CRC-32, in hexadecimal, of everything else in the file: of the header without this entry (as
-/// JSON with sorted keys and no blanks), then of the tensors' bytes. Without it, silently corrupted weights would be
-/// trained on.
-const CHECKSUM: &str = "crc32";
 
 /// Named tensors and a few strings beside them: the contents of a safetensors file.
 #[derive(Clone, Default)]
@@ -48,17 +42,23 @@ impl TensorFile {
     /// Errors: [`Error::Io`]; [`Error::Foreign`] for another kind of file, and [`Error::OldArchive`]; [`Error::Format`]
     /// for one that is damaged; [`Error::Unfit`] for tensors of other types, or other integers.
     pub fn read(path: &Path) -> Result<Self> {
+        Self::read_wanted(path, |_, _| true)
+    }
+
+    /// The same, without those tensors of a safetensors file that are not wanted, by its metadata and their names: their
+    /// bytes are verified, too, but take no memory.
+    pub fn read_wanted(path: &Path, wants: impl Fn(&HashMap<String, String>, &str) -> bool) -> Result<Self> {
         // Opened once: at any moment another file may be renamed to this path, as a run's next checkpoint is.
         let mut file = open_regular(path)?;
         let shown = path.display().to_string();
         // Another kind of file may be larger than the memory.
-        let beginning = first_bytes(&mut file, 9).map_err(|cause| io(path, cause))?;
-        if beginning.starts_with(pth::MAGIC) {
+        let beginning = first_bytes(&mut file, pth::MAGIC.len() as u64).map_err(|cause| io(path, cause))?;
+        if beginning == pth::MAGIC {
             return pth::read(file, path);
         }
-        ensure_safetensors(&beginning, &shown)?;
-        let length = ensure_room(&mut file, path, &shown)?;
-        Self::parse(&first_bytes(&mut file, length).map_err(|cause| io(path, cause))?, &shown)
+        let length = file.metadata().map_err(|cause| io(path, cause))?.len();
+        // Other models' files are easily named by mistake, and some are very large.
+        Self::take_in(&mut file, length, &shown, wants, |needed| ensure_free(path, needed))
     }
 
     /// The same in buffers of its own: what a model goes on to change stays here as it was.
@@ -72,41 +72,36 @@ impl TensorFile {
     pub fn read_metadata(path: &Path) -> Result<HashMap<String, String>> {
         let shown = path.display().to_string();
         let format = |reason: String| Error::Format { path: shown.clone(), reason };
-        let (_, mut header) = read_header(&mut open_regular(path)?, path, &shown)?;
-        let metadata = header.remove(METADATA).unwrap_or_else(|| json!({}));
-        let mut metadata: HashMap<String, String> =
-            serde_json::from_value(metadata).map_err(|error| format(error.to_string()))?;
-        metadata.remove(CHECKSUM);
-        Ok(metadata)
+        let mut file = open_regular(path)?;
+        let length = file.metadata().map_err(|cause| io(path, cause))?.len();
+        let metadata = Header::read(&mut file, length, &shown)?.metadata();
+        metadata.map(|(metadata, _)| metadata).map_err(|error| format(error.to_string()))
     }
 
     /// The contents of a safetensors file's bytes, verified against their checksum if they have one; `path` names it in
     /// errors, which are those of [`TensorFile::read`].
     pub fn parse(bytes: &[u8], path: &str) -> Result<Self> {
+        Self::take_in(&mut Cursor::new(bytes), bytes.len() as u64, path, |_, _| true, |_| Ok(()))
+    }
+
+    /// Reads a safetensors file of `length` bytes. `ensure_room` is asked how much memory its tensors may take.
+    fn take_in(
+        source: &mut (impl Read + Seek),
+        length: u64,
+        path: &str,
+        wants: impl Fn(&HashMap<String, String>, &str) -> bool,
+        ensure_room: impl FnOnce(u64) -> Result<()>,
+    ) -> Result<Self> {
         let format = |reason: String| Error::Format { path: path.to_owned(), reason };
-        ensure_safetensors(bytes, path)?;
-        let (length, header) = SafeTensors::read_metadata(bytes).map_err(|error| format(error.to_string()))?;
-        let views = SafeTensors::deserialize(bytes).map_err(|error| format(error.to_string()))?;
-        let mut metadata = header.metadata().clone().unwrap_or_default();
-        if let Some(stated) = metadata.remove(CHECKSUM) {
-            let (header, data) = bytes[8..].split_at(length);
-            let found = checksum(header, data).map_err(|error| format(error.to_string()))?;
-            if found != stated {
-                return Err(format(format!(
-                    "its contents have the checksum {found}, and it says {stated}; without {CHECKSUM} in its metadata it is \
-                     taken as it is"
-                )));
-            }
+        let header = Header::read(source, length, path)?;
+        let (metadata, _) = header.metadata().map_err(|error| format(error.to_string()))?;
+        let wants = |name: &str| wants(&metadata, name);
+        let [end, needed] = header.extent(wants);
+        if end != length {
+            return Err(format(format!("it has {length} bytes, and its tensors should end after {end}")));
         }
-        // In the order of their names, so that of several that are unfit it is always the same that is named.
-        let views: BTreeMap<&str, _> = views.iter().collect();
-        let mut tensors = BTreeMap::new();
-        for (name, view) in views {
-            let tensor = from_bytes(view.dtype(), view.data(), view.shape().to_vec());
-            let unfit = |reason| Error::Unfit { path: path.to_owned(), reason: format!("tensor {name}: {reason}") };
-            let tensor = tensor.map_err(unfit)?;
-            tensors.insert(name.to_owned(), tensor);
-        }
+        ensure_room(needed)?;
+        let tensors = header.tensors(source, path, wants)?;
         Ok(Self { tensors, metadata })
     }
 
@@ -178,34 +173,6 @@ impl Encoded {
     }
 }
 
-/// Where a header has the file's metadata.
-const METADATA: &str = "__metadata__";
-
-/// A header's bytes. Keys are sorted so that equal contents give equal bytes; hash maps iterate in random order.
-fn in_order(mut header: Value) -> Vec<u8> {
-    header.sort_all_objects();
-    header.to_string().into_bytes()
-}
-
-/// The [`CHECKSUM`] that a file with this header and these tensors' bytes should say.
-fn checksum(header: &[u8], data: &[u8]) -> serde_json::Result<String> {
-    let mut header: serde_json::Map<String, Value> = serde_json::from_slice(header)?;
-    if let Some(Value::Object(metadata)) = header.get_mut(METADATA) {
-        metadata.remove(CHECKSUM);
-        if metadata.is_empty() {
-            header.remove(METADATA);
-        }
-    }
-    let mut summed = Hasher::new();
-    summed.update(&in_order(header.into()));
-    summed.update(data);
-    Ok(written(summed))
-}
-
-fn written(sum: Hasher) -> String {
-    format!("{:08x}", sum.finalize())
-}
-
 /// A writer that adds what is written to it to a checksum.
 struct Summing<'h>(&'h mut Hasher);
 
@@ -220,69 +187,10 @@ impl Write for Summing<'_> {
     }
 }
 
-/// Tells a safetensors file from others by its first nine bytes.
-fn ensure_safetensors(bytes: &[u8], path: &str) -> Result<()> {
-    match bytes.get(8) {
-        None | Some(b'{') => Ok(()),
-        Some(_) if bytes.starts_with(pth::OLD_MAGIC) => Err(Error::OldArchive { path: path.to_owned() }),
-        Some(_) => Err(Error::Foreign { path: path.to_owned() }),
-    }
-}
-
-/// The longest header that the safetensors library reads.
-const MAX_HEADER: u64 = 100_000_000;
-
-/// A safetensors file's header, and where it ends.
-fn read_header(file: &mut File, path: &Path, shown: &str) -> Result<(u64, serde_json::Map<String, Value>)> {
-    const LENGTH: usize = size_of::<u64>();
-    let mut read = |most| first_bytes(file, most).map_err(|cause| io(path, cause));
-    let beginning = read(LENGTH as u64 + 1)?;
-    ensure_safetensors(&beginning, shown)?;
-    let format = |reason: String| Error::Format { path: shown.to_owned(), reason };
-    let cut = || format("it ends before its header".into());
-    let length = beginning.first_chunk().map(|bytes| u64::from_le_bytes(*bytes)).ok_or_else(cut)?;
-    if length > MAX_HEADER {
-        return Err(format(format!("its header is said to have {length} bytes")));
-    }
-    let end = length + LENGTH as u64;
-    let header = read(end)?;
-    if (header.len() as u64) < end {
-        return Err(cut());
-    }
-    let header = serde_json::from_slice(&header[LENGTH..]).map_err(|error| format(error.to_string()))?;
-    Ok((end, header))
-}
-
-/// The length of a safetensors file, which is what its header says. Refuses one that takes more memory, with its tensors,
-/// than there is, if that is known: other models' files are easily named by mistake, and some are very large.
-fn ensure_room(file: &mut File, path: &Path, shown: &str) -> Result<u64> {
-    let (header_end, header) = read_header(file, path, shown)?;
-    let length = file.metadata().map_err(|cause| io(path, cause))?.len();
-    let (mut end, mut needed) = (0, length);
-    for tensor in header.iter().filter(|(name, _)| *name != METADATA).map(|(_, tensor)| tensor) {
-        let [from, to] = [0, 1].map(|i| tensor["data_offsets"][i].as_u64().unwrap_or(0));
-        let bytes = to.saturating_sub(from);
-        let held = match tensor["dtype"].as_str() {
-            Some("U8" | "I8") => bytes.saturating_mul(4),
-            Some("F16" | "I16" | "U16") => bytes.saturating_mul(2),
-            Some("I64" | "U64") => bytes / 2,
-            _ => bytes,
-        };
-        (end, needed) = (end.max(to), needed.saturating_add(held));
-    }
-    if header_end.saturating_add(end) != length {
-        let reason =
-            format!("it has {length} bytes, and its tensors should end after {}", header_end.saturating_add(end));
-        return Err(Error::Format { path: shown.to_owned(), reason });
-    }
-    ensure_free(path, needed)?;
-    Ok(length)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::fs;
+    use std::fs::{self, File};
     use tensor::DType;
     use tensor::memory::free_bytes;
 

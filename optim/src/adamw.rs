@@ -86,6 +86,36 @@ pub struct AdamWState {
     pub v: Tensor,
 }
 
+impl AdamWState {
+    /// The same on a device, in memory that nobody shares, with zeros for frozen parameters. Errors: [`Error::Layout`] and
+    /// [`Error::Unusable`], as of [`AdamW::restore`].
+    fn own(self, layout: &Layout, device: &Device) -> Result<Self> {
+        ensure_flat(layout, "first moments", &self.m)?;
+        ensure_flat(layout, "second moments", &self.v)?;
+        let wrong = [
+            ("first moments", self.m.find(|m| !m.is_finite())?),
+            ("second moments", self.v.find(|v| !(v >= 0.0 && v.is_finite()))?),
+        ];
+        let steps = (self.steps > MOST_STEPS).then_some(("steps", Some(self.steps as f64)));
+        if let Some((what, number)) = wrong.into_iter().chain(steps).find_map(|(what, number)| Some((what, number?))) {
+            return Err(Error::Unusable { what, number });
+        }
+        let own = |moment: Tensor| {
+            let mut own = moment.to_device(&Device::Cpu)?;
+            drop(moment);
+            if !own.is_unique() {
+                own = own.duplicate()?;
+            }
+            for id in layout.ids().filter(|&id| layout.is_frozen(id)) {
+                let nothing = Tensor::zeros(layout.shape(id).clone(), layout.dtype());
+                own.overwrite(layout.span(id).start, &nothing)?;
+            }
+            own.to_device(device)
+        };
+        Ok(Self { steps: self.steps, m: own(self.m)?, v: own(self.v)? })
+    }
+}
+
 impl AdamW {
     /// An optimiser for these parameters, on their device, that has made no step. Errors: [`Error::Setting`].
     pub fn new(parameters: &Parameters, config: AdamWConfig) -> Result<Self> {
@@ -96,16 +126,37 @@ impl AdamW {
     /// Errors: [`Error::Setting`], also for a rate that is negative or not finite, and if rates and decay make
     /// more than 256 groups.
     pub fn with_rates(parameters: &Parameters, config: AdamWConfig, rate_of: impl Fn(&str) -> f64) -> Result<Self> {
+        let (device, layout) = (parameters.flat().device(), parameters.layout());
+        let zeros = || Tensor::zeros_on(&device, [layout.len()], layout.dtype());
+        Self::from_state(parameters, config, rate_of, AdamWState { steps: 0, m: zeros()?, v: zeros()? })
+    }
+
+    /// The same, going on from a saved state as [`AdamW::restore`] does. Moments that nobody else has are not copied.
+    /// Errors: those of both.
+    pub fn resumed(
+        parameters: &Parameters,
+        config: AdamWConfig,
+        rate_of: impl Fn(&str) -> f64,
+        state: AdamWState,
+    ) -> Result<Self> {
+        let state = state.own(parameters.layout(), &parameters.flat().device())?;
+        Self::from_state(parameters, config, rate_of, state)
+    }
+
+    fn from_state(
+        parameters: &Parameters,
+        config: AdamWConfig,
+        rate_of: impl Fn(&str) -> f64,
+        AdamWState { steps, m, v }: AdamWState,
+    ) -> Result<Self> {
         config.check()?;
         let layout = Arc::clone(parameters.layout());
-        let device = parameters.flat().device();
-        let zeros = || Tensor::zeros_on(&device, [layout.len()], layout.dtype());
-        let (groups, m, v) = (Groups::new(&layout, rate_of)?, zeros()?, zeros()?);
-        let controls = match &device {
+        let groups = Groups::new(&layout, rate_of)?;
+        let controls = match parameters.flat().device() {
             Device::Cpu => None,
-            Device::Cuda(_) => Some(Controls::new(&device, layout.len(), layout.dtype(), &groups)?),
+            device @ Device::Cuda(_) => Some(Controls::new(&device, layout.len(), layout.dtype(), &groups)?),
         };
-        Ok(Self { config, groups, controls, steps: 0, m, v, layout })
+        Ok(Self { config, groups, controls, steps, m, v, layout })
     }
 
     /// The number of steps made.
@@ -200,27 +251,9 @@ impl AdamW {
     /// made before would go on with the old moments. Errors: [`Error::Layout`] for the state of another model;
     /// [`Error::Unusable`] for values that no step can have left.
     pub fn restore(&mut self, state: &AdamWState) -> Result<()> {
-        ensure_flat(&self.layout, "first moments", &state.m)?;
-        ensure_flat(&self.layout, "second moments", &state.v)?;
-        let wrong = [
-            ("first moments", state.m.find(|m| !m.is_finite())?),
-            ("second moments", state.v.find(|v| !(v >= 0.0 && v.is_finite()))?),
-        ];
-        let steps = (state.steps > MOST_STEPS).then_some(("steps", Some(state.steps as f64)));
-        if let Some((what, number)) = wrong.into_iter().chain(steps).find_map(|(what, number)| Some((what, number?))) {
-            return Err(Error::Unusable { what, number });
-        }
-        let (device, layout) = (self.m.device(), Arc::clone(&self.layout));
-        let own = |moment: &Tensor| {
-            let mut own = moment.to_device(&Device::Cpu)?.duplicate()?;
-            for id in layout.ids().filter(|&id| layout.is_frozen(id)) {
-                let nothing = Tensor::zeros(layout.shape(id).clone(), layout.dtype());
-                own.overwrite(layout.span(id).start, &nothing)?;
-            }
-            own.to_device(&device)
-        };
-        (self.m, self.v) = (own(&state.m)?, own(&state.v)?);
-        self.steps = state.steps;
+        let state = AdamWState { steps: state.steps, m: state.m.clone(), v: state.v.clone() };
+        let AdamWState { steps, m, v } = state.own(&self.layout, &self.m.device())?;
+        (self.steps, self.m, self.v) = (steps, m, v);
         self.controls.iter_mut().for_each(|controls| controls.prepared = false);
         Ok(())
     }

@@ -176,9 +176,11 @@ fn show(arguments: &Arguments) -> Result<()> {
     if let (Some(training), Some(activations)) = (training, activations) {
         say!("A training step{how} keeps {:.2} MB of activations per image in f32.", activations as f64 / 1e6);
         say!(
-            "Training in batches of {batch}{how} takes about {:.0} MB of memory; data sets that are held in memory as a whole come on top \
-             (embedded 18 MB, CIFAR 184 MB), and some 60 MB when a run ends and draws its pictures.",
-            megabytes(training)
+            "Training in batches of {batch}{how} takes about {:.0} MB of memory. On top come the images of up to four batches \
+             loaded ahead ({:.0} MB in all), data sets that are held in memory as a whole (embedded 18 MB, CIFAR 184 MB), \
+             and some 60 MB when a run ends and draws its pictures.",
+            megabytes(training),
+            megabytes(4 * memory::image_bytes(&run, size.0))
         );
     }
     if let Some(inference) = inference {

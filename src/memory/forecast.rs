@@ -121,7 +121,7 @@ pub(super) struct Sample {
 
 impl Sample {
     /// A sample of images of the real size or, if the budget does not allow at least `least` of those, of smaller ones.
-    /// None if the smallest of them is too much work, too.
+    /// None if the smallest of them is too much work, too, or tells nothing of larger ones.
     fn of(config: &RunConfig, mut size: Size, effort: Effort, least: usize) -> Result<Option<Self>> {
         // A step in which no image skips a branch needs the most: it computes as if some could, but hardly any does.
         let drop_path = config.architecture.drop_path.min(1e-9);
@@ -131,6 +131,10 @@ impl Sample {
             let macs = macs(&model, height, width)?.total();
             let most = (effort.pixels / (height * width).max(1)).min((effort.macs / macs.max(1)) as usize);
             if most < least || macs > MAX_MACS {
+                // The scores of soft routing grow as the square of the pixels.
+                if model.soft_routing {
+                    return Ok(None);
+                }
                 model.auto_pad |= model.family != Family::BiformerStlNchw;
                 let longer = if height > width { [height / 2, width] } else { [height, width / 2] };
                 let smaller = [([height / 2, width / 2], 4), (longer, 2)];
@@ -224,6 +228,8 @@ mod tests {
         };
         assert_eq!(sampled(&[], [32, 32])?, Some(([32, 32], 1)));
         assert_eq!(sampled(&[], [4096, 2048])?, Some(([256, 128], 256)));
+        assert_eq!(sampled(&["soft_routing=true"], [32, 32])?, Some(([32, 32], 1)));
+        assert_eq!(sampled(&["soft_routing=true"], [4096, 2048])?, None);
         // A side of one pixel cannot be halved.
         let padded = ["n_win=32", "auto_pad=true", "topks=1,4,16"];
         let Some(([height, 1], each)) = sampled(&padded, [8192, 1])? else { panic!("a sample as wide") };

@@ -27,7 +27,8 @@ pub mod tensor_names {
     pub const AVERAGE_STATISTICS: &str = "average.statistics";
 }
 
-const FORMAT: &str = "biformer-checkpoint-2";
+/// What the metadata of checkpoints call their format.
+pub(super) const FORMAT: &str = "biformer-checkpoint-2";
 /// The entry of the metadata that says what computed the run so far.
 const COMPUTED_BY: &str = "computed_by";
 

@@ -7,7 +7,7 @@ use super::failure::lacks_memory;
 use super::recorded::LossAndLogits;
 use super::score::{Score, judge};
 use super::stored::Stored;
-use super::trained::BY_ORDER;
+use super::trained::{BY_ORDER, Described};
 use crate::config::RunConfig;
 use crate::staging::{Numbered, Staged, tensors};
 use anyhow::{Context, Error, Result, anyhow, bail};
@@ -102,14 +102,28 @@ impl Learner {
         Self::around(BiFormer::blank(&config.architecture, DType::F32)?, config)
     }
 
-    fn around(mut model: BiFormer, config: &RunConfig) -> Result<Self> {
+    fn around(model: BiFormer, config: &RunConfig) -> Result<Self> {
+        Self::with_state(model, config, None)
+    }
+
+    /// The same, with what an optimiser and an average had learned.
+    fn with_state(mut model: BiFormer, config: &RunConfig, state: Option<State>) -> Result<Self> {
         model.freeze(&config.freeze)?;
         let device = config.compute().place(&mut model)?;
-        let average = match config.ema.enabled {
+        let mut average = match config.ema.enabled {
             true => Some(Average::new(&model, config.ema.settings())?),
             false => None,
         };
-        let optimizer = AdamW::with_rates(&model.parameters, config.optimizer, |name| config.rate_of(name))?;
+        let (parameters, rate_of) = (&model.parameters, |name: &str| config.rate_of(name));
+        let optimizer = match state {
+            None => AdamW::with_rates(parameters, config.optimizer, rate_of)?,
+            Some(State { moments, averages, from }) => {
+                if let (Some(average), Some(state)) = (&mut average, averages) {
+                    average.restore(state).with_context(|| from.clone())?;
+                }
+                AdamW::resumed(parameters, config.optimizer, rate_of, moments).context(from)?
+            }
+        };
         let gradients = Gradients::new(&model.parameters)?;
         let config = config.clone();
         Ok(Self { config, model, device, gradients, optimizer, average, staged: None, profile: None, head_note: None })
@@ -256,24 +270,34 @@ impl Learner {
     }
 
     /// A learner that goes on where a checkpoint was made, as configured now: device and precision may be others.
-    pub fn resume(checkpoint: &Checkpoint, config: &RunConfig) -> Result<Self> {
-        let shown = checkpoint.path().display().to_string();
-        let mut learner = Self::around(BiFormer::blank(&config.architecture, DType::F32)?, config)?;
-        let mut file = checkpoint.described.file.clone();
+    pub fn resume(checkpoint: Checkpoint, config: &RunConfig) -> Result<Self> {
+        let from = checkpoint.path().display().to_string();
+        let Checkpoint { described: Described { mut file, .. }, progress } = checkpoint;
         let mut take =
-            |name: &str| file.tensors.remove(name).with_context(|| format!("{shown}: there is no tensor {name}"));
-        let (m, v) = (take(tensor_names::M)?, take(tensor_names::V)?);
-        let moments = AdamWState { steps: checkpoint.progress.optimizer_steps, m, v };
-        learner.optimizer.restore(&moments).with_context(|| shown.clone())?;
-        if let Some(average) = &mut learner.average {
-            let updates = checkpoint.progress.average_updates;
-            let (parameters, statistics) = (take(tensor_names::AVERAGE)?, take(tensor_names::AVERAGE_STATISTICS)?);
-            let state = AverageState { updates, parameters, statistics };
-            average.restore(state).with_context(|| shown.clone())?;
-        }
-        learner.model.load(&file, &shown)?;
-        Ok(learner)
+            |name: &str| file.tensors.remove(name).with_context(|| format!("{from}: there is no tensor {name}"));
+        let (steps, updates) = (progress.optimizer_steps, progress.average_updates);
+        let moments = AdamWState { steps, m: take(tensor_names::M)?, v: take(tensor_names::V)? };
+        let averages = match config.ema.enabled {
+            true => {
+                let (parameters, statistics) = (take(tensor_names::AVERAGE)?, take(tensor_names::AVERAGE_STATISTICS)?);
+                Some(AverageState { updates, parameters, statistics })
+            }
+            false => None,
+        };
+        let mut model = BiFormer::blank(&config.architecture, DType::F32)?;
+        model.load(&file, &from)?;
+        // Before there is more than the model.
+        drop(file);
+        Self::with_state(model, config, Some(State { moments, averages, from }))
     }
+}
+
+/// What a run has learned beside a model's weights.
+struct State {
+    moments: AdamWState,
+    averages: Option<AverageState>,
+    /// Where it was read.
+    from: String,
 }
 
 /// The modes of a step's passes, one for each micro-batch: no two passes of a run have random numbers in common.

@@ -196,7 +196,8 @@ impl Trainer {
             }
         })?;
         let (train, test) = images.loaders(&config, &facts)?;
-        ensure_room(&config, &train, &test)?;
+        let block = config.recompute.advice(", or recompute = \"block\"");
+        ensure_room(&config, &train, &test, &format!("a smaller batch_size, or more micro_batches{block}"))?;
         let learner = match weights {
             None => Learner::new(&config)?,
             Some(weights) => Learner::from_weights(&config, weights, &facts.classes)?,
@@ -373,11 +374,9 @@ impl Trainer {
     }
 }
 
-/// Refuses a run that the machine has no room for.
-fn ensure_room(config: &RunConfig, train: &Loader, test: &Loader) -> Result<()> {
+/// Refuses a run that the machine has no room for. `choice` is what the error recommends.
+fn ensure_room(config: &RunConfig, train: &Loader, test: &Loader, choice: &str) -> Result<()> {
     // Only one of the loaders makes batches at a time.
     let images = train.most_bytes().max(test.most_bytes());
-    let block = config.recompute.advice(", or recompute = \"block\"");
-    let choice = format!("a smaller batch_size, or more micro_batches{block}");
-    memory::ensure_room_to_train(config, [config.image_size; 2], images, &choice)
+    memory::ensure_room_to_train(config, [config.image_size; 2], images, choice)
 }

@@ -17,6 +17,7 @@ use rayon::ThreadPool;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
+use tensor::trim_pool;
 
 impl Trainer {
     /// Resumes the run in a folder from its checkpoint, with its own configuration except for the requested changes:
@@ -33,7 +34,11 @@ impl Trainer {
 
     fn resume_in_pool(folder: &Path, changes: &Changes, images: Option<Images>) -> Result<Self> {
         let folder = RunFolder::open(folder)?;
-        let checkpoint = Checkpoint::read(&folder.checkpoint()).map_err(|error| folder.or_best(error))?;
+        let mut checkpoint = Checkpoint::read(&folder.checkpoint()).map_err(|error| folder.or_best(error))?;
+        // Its tensors are read again when all else is known to be right, so that a run needs no more memory to go on than
+        // it did to begin.
+        checkpoint.described.file.tensors.clear();
+        trim_pool();
         let mut config = checkpoint.described.config.resumed(changes)?;
         // The folder may have been moved since the run began.
         folder.path().clone_into(&mut config.out);
@@ -77,8 +82,9 @@ impl Trainer {
                 checkpoint.path().display()
             );
         }
-        ensure_room(&config, &train, &test)?;
-        let learner = Learner::resume(checkpoint, &config)?;
+        let recompute = config.recompute.advice("--recompute block, or ");
+        ensure_room(&config, &train, &test, &format!("{recompute}a machine with more"))?;
+        let learner = Learner::resume(Checkpoint::read(checkpoint.path())?, &config)?;
         folder.ensure_no_later_best(done)?;
         folder.note_edits(then)?;
         folder.rewind(&progress)?;

@@ -1,7 +1,7 @@
 //! Any file of weights, whether a run wrote it or not.
 
 use super::best::{BEST, kept_in};
-use super::checkpoint::{Checkpoint, FILE_NAME, Progress, tensor_names};
+use super::checkpoint::{self, Checkpoint, FILE_NAME, Progress, tensor_names};
 use super::data_facts::DataFacts;
 use super::trained::{self, Described, go_by_order, usual_names};
 use crate::config::RunConfig;
@@ -43,7 +43,10 @@ impl Stored {
                  state_dict in a safetensors or .pth file"
             );
         }
-        let stored = TensorFile::read(file)?;
+        let only_to_go_on = |name: &str| [tensor_names::M, tensor_names::V].contains(&name);
+        let stored = TensorFile::read_wanted(file, |metadata, name| {
+            metadata.get("format").is_none_or(|format| format != checkpoint::FORMAT) || !only_to_go_on(name)
+        })?;
         let format = stored.metadata.get("format").map_or("", String::as_str);
         if format == trained::FORMAT {
             let described = Described::parse(file.to_owned(), stored);

@@ -114,7 +114,7 @@ impl<'v> View<'v> {
             let beyond = || "it reaches beyond its storage".to_owned();
             self.gather(storage, 0, self.offset, &mut bytes).ok_or_else(beyond)?;
         }
-        from_bytes(self.dtype, &bytes, self.shape.clone()).map_err(Problem::Unfit)
+        from_bytes(self.dtype, &bytes, &self.shape).map_err(Problem::Unfit)
     }
 
     /// Appends the elements of the axes from `axis` on to `bytes`, in order.
