@@ -5,8 +5,10 @@
 mod common;
 
 use biformer::model::TensorFile;
-use common::program::{biformer, limited, text};
-use common::samples::{Trained, trained};
+use common::program::{biformer, command, fresh, limited, text};
+use common::samples::{self, Trained, trained};
+use std::mem::MaybeUninit;
+use std::process::Stdio;
 
 /// Resident bytes at the peak of a benchmark, and the forecast, both for these arguments.
 fn taken_and_foretold(mode: &str, arguments: &[&str]) -> (f64, f64) {
@@ -41,6 +43,42 @@ fn the_forecast_is_within_a_tenth() {
         println!("{mode} {arguments:?}: {:.1} MB, foretold {:.1} MB", taken / 1e6, foretold / 1e6);
         assert!((0.9..1.1).contains(&(foretold / taken)), "{mode} {arguments:?}: {taken}, foretold {foretold}");
     }
+}
+
+/// The most resident bytes of a process with these arguments.
+fn peak(arguments: &[&str]) -> f64 {
+    #[expect(clippy::zombie_processes, reason = "waited for by the system's own call, which counts what it took")]
+    let child = command(arguments).stdout(Stdio::null()).spawn().unwrap();
+    let (mut status, mut usage) = (0, MaybeUninit::<libc::rusage>::zeroed());
+    // SAFETY: both places are there to be written, and an all-zero `rusage` is one.
+    let usage = unsafe {
+        assert_eq!(
+            libc::wait4(child.id() as libc::pid_t, &mut status, 0, usage.as_mut_ptr()),
+            child.id() as libc::pid_t
+        );
+        usage.assume_init()
+    };
+    assert_eq!(status, 0, "{arguments:?}");
+    1024.0 * usage.ru_maxrss as f64
+}
+
+/// Of a checkpoint only what is wanted is in memory, and only once: a run goes on wherever it began, and can be used there.
+#[test]
+fn a_checkpoint_takes_no_more_memory_than_its_run() {
+    let folder = fresh("checkpoint-memory");
+    let (data, run) = (samples::cifar10(&folder.join("data")), folder.join("run"));
+    let wide = ["--set", "depth=1,1,1", "embed_dim=512,512,1024", "head_dim=32", "full_attention_heads=8"];
+    let train = ["train", "--data", text(&data), "--out", text(&run), "--batch-size", "2", "--threads", "2"];
+    let begun = peak(&[&train[..], &["--epochs", "1"], &wide].concat());
+    let gone_on = peak(&["train", "--resume", "--out", text(&run), "--epochs", "2"]);
+    let used = peak(&["eval", "--checkpoint", text(&run), "--batch-size", "2", "--threads", "2"]);
+    let of_file = run.join("checkpoint.safetensors").metadata().unwrap().len() as f64;
+    println!("begun {begun:.2e}, gone on {gone_on:.2e}, used {used:.2e}, the file {of_file:.2e}");
+    assert!(of_file > 200e6 && begun > of_file, "so large that nothing else counts");
+    assert!(
+        gone_on < 1.05 * begun && used < 1.4 * of_file,
+        "{gone_on} and {used}, after {begun}, with a file of {of_file}"
+    );
 }
 
 /// No machine has memory for this; it must be said before a step is tried.

@@ -9,7 +9,8 @@ use autograd::Tape;
 use data::Batch;
 use model::cost::{activation_bytes, macs};
 use model::{BiFormer, Family, Mode, ModelConfig};
-use tensor::{DType, Device, Tensor, pool_stats, settle_pool, trim_pool};
+use std::cell::Cell;
+use tensor::{DType, Device, PoolStats, Tensor, pool_stats, settle_pool, trim_pool};
 
 /// The compute budget of a forecast: about how many pixels and how many multiply-adds of forward passes it may process.
 /// (Models for which that is less than a few images take longer: on two cores of a Xeon `biformer info` takes three
@@ -44,24 +45,28 @@ const PROGRAM: u64 = 14_000_000;
 /// Height and width.
 pub type Size = [usize; 2];
 
-/// The peak resident bytes of training steps as configured, on images of this size, without the data set and without
+/// The peak resident bytes of training as configured, on images of this size, without the data set and without
 /// prefetched batches. It runs a few steps, on up to the pixels of six images of 224x224; the free blocks of the pool
 /// are given back to the system. None if that would take minutes. Errors: those of a training step.
 pub fn training(config: &RunConfig, size: Size) -> Result<Option<u64>> {
     let at_once = config.at_once();
     let Some(sample) = Sample::to_train(config, size)? else { return Ok(None) };
     let classes = config.architecture.num_classes;
-    let model = sample.forecast(at_once * sample.each, |images| {
+    let between_steps = Cell::new(0);
+    let step = sample.forecast(at_once * sample.each, |images| {
         let config = RunConfig { micro_batches: 1, architecture: sample.model.clone(), ..config.clone() };
         let labels = (0..images).map(|image| (image % classes) as u32).collect();
         let shape = sample.images(images);
         let pixels = vec![0.5; shape.iter().product()];
         let batch = Batch { images: pixels, shape, labels, ..Batch::default() };
         let meter = Meter::start();
-        Learner::blank(&config)?.train(&batch.into(), 0, 1e-3, || None)?;
+        let mut learner = Learner::blank(&config)?;
+        learner.train(&batch.into(), 0, 1e-3, || None)?;
+        // Where weights are most of it, the test after an epoch takes more: it prepares them for inference.
+        between_steps.set(meter.in_use() + learner.model().parameters.flat().bytes() as u64);
         Ok(meter.most())
     })?;
-    Ok(Some(PROGRAM + model + image_bytes(config, size)))
+    Ok(Some(PROGRAM + step.max(between_steps.get()) + image_bytes(config, size)))
 }
 
 /// The peak resident bytes of inference on `batch_size` images of this size, computed in f32 or f64. It runs a few
@@ -188,18 +193,23 @@ impl Sample {
 
 /// Measures how much of the pool some work takes. The pool's free blocks are returned to the system before and after.
 struct Meter {
-    before: usize,
+    before: PoolStats,
 }
 
 impl Meter {
     fn start() -> Self {
         trim_pool();
-        Self { before: pool_stats().resident }
+        Self { before: pool_stats() }
     }
 
     /// The peak number of bytes so far; too low, down to 0, if another thread has trimmed the pool in the meantime.
     fn most(&self) -> u64 {
-        pool_stats().resident.saturating_sub(self.before) as u64
+        pool_stats().resident.saturating_sub(self.before.resident) as u64
+    }
+
+    /// The bytes of the buffers that live now.
+    fn in_use(&self) -> u64 {
+        pool_stats().in_use.saturating_sub(self.before.in_use) as u64
     }
 }
 

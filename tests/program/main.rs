@@ -6,6 +6,7 @@ mod common;
 mod answers;
 mod bad_files;
 mod bad_input;
+mod bad_outputs;
 mod bad_values;
 mod bench;
 mod broken_pictures;
