@@ -155,17 +155,21 @@ __global__ void __launch_bounds__(THREADS, RESIDENT<PACKS>)
         Pack<u32> in[B][PACKS];
         W mean[B] = {}, rstd[B] = {};
         part.load(x, in);
-        // A mean is a distance from the row's first element, so that in a row of equal ones it is exact. That is asked for
-        // twice, as registers do not suffice to keep those of all rows.
-        auto first = [&](int b) { return part.of_first_lane(element<T>(in[b][0], 0)); };
+        // A mean is a distance from the row's first element, so that in a row of equal ones it is exact; of equal bf16 numbers
+        // a sum in f32 is exact by itself. The element is asked for twice, as registers do not suffice to keep all rows' ones.
+        auto first = [&](int b) {
+            if constexpr (sizeof(T) < sizeof(W)) return W(0);
+            return part.of_first_lane(element<T>(in[b][0], 0));
+        };
 #pragma unroll
         for (int b = 0; b < B; b++) {
             const W origin = first(b);
 #pragma unroll
-            for (int p = 0; p < PACKS; p++)
+            for (int p = 0; p < PACKS; p++) {
+                if (part.channel(p) >= channels) continue;
 #pragma unroll
-                for (int j = 0; j < N; j++)
-                    mean[b] += part.channel(p) < channels ? element<T>(in[b][p], j) - origin : W(0);
+                for (int j = 0; j < N; j++) mean[b] += element<T>(in[b][p], j) - origin;
+            }
         }
         part.add_up(mean);
 #pragma unroll
