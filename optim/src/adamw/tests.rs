@@ -131,7 +131,7 @@ fn a_restored_optimiser_continues_with_the_same_bits() {
     let mut straight = parameters(DType::F32, &SHAPES);
     let mut adamw = AdamW::new(&straight, AdamWConfig::default()).unwrap();
     run(&mut adamw, &mut straight, 1..=3, f64::INFINITY);
-    let (state, mut resumed) = (adamw.state(), straight.duplicate().unwrap());
+    let (state, mut resumed, mut again) = (adamw.state(), straight.duplicate().unwrap(), straight.duplicate().unwrap());
     let mut other = AdamW::new(&resumed, AdamWConfig::default()).unwrap();
     other.restore(&state).unwrap();
     adamw.restore(&state).unwrap();
@@ -139,6 +139,13 @@ fn a_restored_optimiser_continues_with_the_same_bits() {
     run(&mut other, &mut resumed, 4..=6, f64::INFINITY);
     assert_eq!(straight.flat().to_vec::<f32>().unwrap(), resumed.flat().to_vec::<f32>().unwrap());
     assert_eq!((state.steps, other.steps()), (3, 6));
+    // Nobody else has the moments any more, so they are not copied.
+    let place = |m: &Tensor| m.as_slice::<f32>("test").unwrap().as_ptr();
+    let theirs = place(&state.m);
+    let mut third = AdamW::resumed(&again, AdamWConfig::default(), |_| 1.0, state).unwrap();
+    assert_eq!(place(&third.m), theirs);
+    run(&mut third, &mut again, 4..=6, f64::INFINITY);
+    assert_eq!(straight.flat().to_vec::<f32>().unwrap(), again.flat().to_vec::<f32>().unwrap());
 }
 
 /// Not by weight decay either, nor by moments from before it was frozen.
