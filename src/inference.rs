@@ -46,8 +46,8 @@ impl fmt::Debug for Inference<'_> {
 }
 
 impl<'m> Inference<'m> {
-    /// Inference of about this many passes: for a few, recording one is not worthwhile. While one is recorded, which is the
-    /// second over batches of a size, no other thread may use the GPU.
+    /// Inference of about this many passes: for a few, recording one is not worthwhile. While one is recorded, which is
+    /// the second over batches of a size, no other thread may use the GPU.
     pub fn new(model: &'m BiFormer, passes: usize) -> Self {
         let may_record = passes >= WORTH_RECORDING;
         Self { model, device: model.device(), factors: None, profile: None, may_record, staged: None }

@@ -62,7 +62,8 @@ fn peak(arguments: &[&str]) -> f64 {
     1024.0 * usage.ru_maxrss as f64
 }
 
-/// Of a checkpoint only what is wanted is in memory, and only once: a run goes on wherever it began, and can be used there.
+/// Of a checkpoint only what is wanted is in memory, and only once: a run goes on wherever it began, and can be used
+/// there.
 #[test]
 fn a_checkpoint_takes_no_more_memory_than_its_run() {
     let folder = fresh("checkpoint-memory");
@@ -73,7 +74,11 @@ fn a_checkpoint_takes_no_more_memory_than_its_run() {
     let gone_on = peak(&["train", "--resume", "--out", text(&run), "--epochs", "2"]);
     let used = peak(&["eval", "--checkpoint", text(&run), "--batch-size", "2", "--threads", "2"]);
     let of_file = run.join("checkpoint.safetensors").metadata().unwrap().len() as f64;
-    println!("begun {begun:.2e}, gone on {gone_on:.2e}, used {used:.2e}, the file {of_file:.2e}");
+    let info = ["info", "--json", "--checkpoint", text(&run), "--batch-size", "2", "--threads", "2"];
+    let said: serde_json::Value = serde_json::from_str(&biformer(&info).ok().out).unwrap();
+    let foretold = said["training_bytes"].as_f64().unwrap();
+    println!("begun {begun:.2e}, foretold {foretold:.2e}, gone on {gone_on:.2e}, used {used:.2e}, file {of_file:.2e}");
+    assert!((0.9..1.1).contains(&(foretold / begun)), "{begun}, foretold {foretold}");
     assert!(of_file > 200e6 && begun > of_file, "so large that nothing else counts");
     assert!(
         gone_on < 1.05 * begun && used < 1.4 * of_file,

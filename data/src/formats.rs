@@ -32,11 +32,10 @@ pub(crate) fn memory_of_head(format: Option<ImageFormat>) -> u64 {
 pub(crate) fn memory_beside(format: Option<ImageFormat>, bytes: &[u8], pixels: u64, decoded: u64) -> u64 {
     match format {
         // Coefficients of 16 bits, until the last scan has been read.
-        Some(ImageFormat::Jpeg) => 2 * pixels * u64::from(components_of_progressive(bytes).unwrap_or(0)),
-        // A byte of luminance, half a byte of colour, and, for transparency alone or without losses, four bytes.
-        Some(ImageFormat::WebP) => 6 * pixels.max(largest_frame(bytes)),
-        // A strip, which may be all of it.
-        Some(ImageFormat::Tiff) => decoded,
+        Some(ImageFormat::Jpeg) => 2 * pixels * u64::from(components_in_several_scans(bytes).unwrap_or(0)),
+        Some(ImageFormat::WebP) => memory_of_webp(bytes, pixels),
+        // All of it, before it is copied: of CMYK four colours, which become three.
+        Some(ImageFormat::Tiff) => decoded + decoded / 3,
         _ => 0,
     }
 }
@@ -70,11 +69,18 @@ fn is_animated(bytes: &[u8]) -> bool {
     bytes.get(12..16) == Some(b"VP8X") && bytes.get(20).is_some_and(|flags| flags & ANIMATION != 0)
 }
 
-/// The pixels of a WebP file's largest frame. The file's head may say otherwise, which the decoder notices only when
-/// it has taken the memory.
-fn largest_frame(bytes: &[u8]) -> u64 {
-    let mut largest = 0;
+/// What is held of a WebP picture of so many pixels while it is decoded. A frame may be larger than the file's head says,
+/// which the decoder notices only when it has taken the memory.
+fn memory_of_webp(bytes: &[u8], pixels: u64) -> u64 {
+    let (mut largest, mut each) = (pixels, 0);
     chunks(bytes, |name, chunk| {
+        // A byte and a half of luminance and colours; four of a picture without losses; with transparency, both, its own
+        // byte, and half a byte of tables.
+        each = each.max(match name {
+            b"ALPH" => 7,
+            b"VP8L" => 5,
+            _ => 2,
+        });
         let sides = match (name, chunk) {
             // Three bytes about the frame, three that begin every one, then width and height, in 14 bits each.
             (b"VP8 ", &[_, _, _, _, _, _, w0, w1, h0, h1, ..]) => {
@@ -89,10 +95,9 @@ fn largest_frame(bytes: &[u8]) -> u64 {
         };
         largest = largest.max(sides.map(u64::from).iter().product());
     });
-    largest
+    each * largest
 }
 
-const START_OF_PROGRESSIVE_FRAME: u8 = 0xC2;
 const START_OF_SCAN: u8 = 0xDA;
 
 /// Shows a JPEG's segments before its first scan: their markers, and the bytes from there on. Returns where they end,
@@ -131,14 +136,18 @@ fn jpeg_is_whole(bytes: &[u8]) -> bool {
     }
 }
 
-/// How many components a JPEG has whose scans refine one another.
-fn components_of_progressive(bytes: &[u8]) -> Option<u8> {
-    let mut components = None;
-    // After the marker: the length, a precision, two sides of two bytes.
-    segments(bytes, |marker, segment| {
-        components = components.or(segment.get(9).copied().filter(|_| marker == START_OF_PROGRESSIVE_FRAME));
-    });
-    components
+/// How many components a JPEG has, if several scans tell what they are: they refine one another, or the first one lacks some.
+fn components_in_several_scans(bytes: &[u8]) -> Option<u8> {
+    const FRAMES: std::ops::RangeInclusive<u8> = 0xC0..=0xC2;
+    let mut frame = None;
+    // After a frame's marker: the length, a precision, two sides of two bytes. After a scan's: the length.
+    let scan = segments(bytes, |marker, segment| {
+        if FRAMES.contains(&marker) {
+            frame = segment.get(9).map(|&components| (marker, components));
+        }
+    })?;
+    let ((marker, components), in_first) = (frame?, bytes.get(scan + 4).copied());
+    (marker == *FRAMES.end() || in_first < Some(components)).then_some(components)
 }
 
 #[cfg(test)]
@@ -148,16 +157,21 @@ mod tests {
     #[test]
     fn what_decoders_need_beside_the_pixels_is_foretold() {
         let need = |format, bytes: &[u8]| memory_beside(Some(format), bytes, 100, 300);
-        // A comment, and a frame of four components, begun as one that is refined, or as one that is not.
-        let jpeg =
-            |frame| [&[0xFF, 0xD8, 0xFF, 0xFE, 0, 3, 7, 0xFF, frame, 0, 20, 8, 0, 9, 0, 9, 4], &[0; 12][..]].concat();
-        assert_eq!([0xC0, 0xC2].map(|frame| need(ImageFormat::Jpeg, &jpeg(frame))), [0, 800]);
+        // A comment, a frame of four components, and a scan of so many of them.
+        let jpeg = |frame, in_scan| {
+            let begins = [0xFF, 0xD8, 0xFF, 0xFE, 0, 3, 7, 0xFF, frame, 0, 20, 8, 0, 9, 0, 9, 4];
+            [&begins[..], &[0; 12], &[0xFF, START_OF_SCAN, 0, 14, in_scan]].concat()
+        };
+        let needs = [(0xC0, 4), (0xC0, 1), (0xC2, 4)].map(|(frame, scan)| need(ImageFormat::Jpeg, &jpeg(frame, scan)));
+        assert_eq!(needs, [0, 800, 800]);
         // The canvas is of 100 pixels, and within it lies a frame of 64 by 3, or of 4 by 3.
         let riff = |chunk: &[u8]| [b"RIFF", &(4 + chunk.len() as u32).to_le_bytes()[..], b"WEBP", chunk].concat();
         let frame = |width| riff(&[&b"VP8 \x0a\0\0\0\0\0\0\x9d\x01\x2a"[..], &[width, 0, 3, 0x40]].concat());
-        assert_eq!([64, 4].map(|width| need(ImageFormat::WebP, &frame(width))), [1152, 600]);
+        assert_eq!([64, 4].map(|width| need(ImageFormat::WebP, &frame(width))), [384, 200]);
         let lossless = riff(&[&b"VP8L\x06\0\0\0\x2f"[..], &(63u32 | 2 << 14).to_le_bytes(), &[0]].concat());
-        assert_eq!(need(ImageFormat::WebP, &lossless), 1152);
-        assert_eq!([ImageFormat::Tiff, ImageFormat::Png].map(|format| need(format, &[])), [300, 0]);
+        assert_eq!(need(ImageFormat::WebP, &lossless), 960);
+        let transparent = riff(&[&b"ALPH\x02\0\0\0\0\0"[..], &frame(64)[12..]].concat());
+        assert_eq!(need(ImageFormat::WebP, &transparent), 1344);
+        assert_eq!([ImageFormat::Tiff, ImageFormat::Png].map(|format| need(format, &[])), [400, 0]);
     }
 }

@@ -207,7 +207,8 @@ fn pixels(bytes: &[u8]) -> std::result::Result<RgbImage, String> {
         return Err(too_large(&format!("{width}x{height} pixels take")));
     }
     let orientation = decoder.orientation().unwrap_or(Orientation::NoTransforms);
-    // Beside it is what the decoder needs, and, when that is gone, a second picture while it is turned or made bytes of RGB.
+    // Beside it is what the decoder needs, and, when that is gone, a second picture while it is turned or made bytes of
+    // RGB.
     let beside = formats::memory_beside(format, bytes, rgb / 3, decoded);
     let converted = if decoder.color_type() == ColorType::Rgb8 { 0 } else { rgb };
     let turned = if orientation == Orientation::NoTransforms { 0 } else { decoded };

@@ -1,6 +1,7 @@
 //! The elements of tensors as files hold them.
 
 use safetensors::tensor::Dtype;
+use std::fmt;
 use std::io::{self, Read, Write};
 use tensor::{DType, Element, Shape, Tensor, bf16};
 
@@ -45,17 +46,17 @@ pub fn stored(dtype: DType) -> (&'static str, usize) {
 pub enum Fault {
     /// Its bytes cannot be.
     Io(io::Error),
-    /// They are none of a tensor's, as this says.
+    /// They are not those of a tensor, as this says.
     Unfit(String),
 }
 
-/// A tensor from bytes, which must be as many as its elements take.
-pub fn from_bytes(dtype: Dtype, mut bytes: &[u8], shape: &[usize]) -> std::result::Result<Tensor, String> {
-    let tensor = read_from(&mut bytes, dtype, shape).map_err(|fault| match fault {
-        Fault::Io(_) => format!("has fewer elements than those of {}", Shape::from(shape)),
-        Fault::Unfit(reason) => reason,
-    })?;
-    if bytes.is_empty() { Ok(tensor) } else { Err(format!("has more elements than those of {}", Shape::from(shape))) }
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Io(cause) => cause.fmt(f),
+            Self::Unfit(reason) => f.write_str(reason),
+        }
+    }
 }
 
 /// A tensor of the next bytes that a source gives, as many as its elements take.
@@ -110,7 +111,10 @@ mod tests {
 
     #[test]
     fn integers_of_any_size_are_read() {
-        let read = |dtype, bytes: &[u8]| from_bytes(dtype, bytes, &[2]).map(|tensor| tensor.to_vec::<u32>().unwrap());
+        let read = |dtype, mut bytes: &[u8]| {
+            let tensor = read_from(&mut bytes, dtype, &[2]).map_err(|fault| fault.to_string())?;
+            Ok::<_, String>(tensor.to_vec::<u32>().unwrap())
+        };
         for (dtype, bytes) in [
             (Dtype::U8, &[1, 200][..]),
             (Dtype::I16, &[1, 0, 200, 0]),

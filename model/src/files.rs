@@ -37,7 +37,7 @@ impl TensorFile {
     ///
     /// Of a PyTorch dictionary that contains others, as training programs save them, the tensors of the entry `model`
     /// are read, or else of `state_dict`, `model_state_dict` or `module`, or else its own, or else those of the only
-    /// entry that has any.
+    /// entry that has any. Tensors with names of over 1,024 bytes are left out.
     ///
     /// Errors: [`Error::Io`]; [`Error::Foreign`] for another kind of file, and [`Error::OldArchive`]; [`Error::Format`]
     /// for one that is damaged; [`Error::Unfit`] for tensors of other types, or other integers.
@@ -46,7 +46,8 @@ impl TensorFile {
     }
 
     /// The same, without those tensors of a safetensors file that are not wanted, by its metadata and their names: their
-    /// bytes are verified, too, but take no memory.
+    /// bytes are verified, too, but take no memory. Of PyTorch's own files all are read. Errors: those of
+    /// [`read`](Self::read).
     pub fn read_wanted(path: &Path, wants: impl Fn(&HashMap<String, String>, &str) -> bool) -> Result<Self> {
         // Opened once: at any moment another file may be renamed to this path, as a run's next checkpoint is.
         let mut file = open_regular(path)?;
@@ -309,7 +310,12 @@ mod tests {
             let tensors = tensors.map(|(name, tensor)| (name.to_owned(), tensor)).into();
             let mut bytes = TensorFile { tensors, metadata }.to_bytes()?;
             let parse = |bytes: &[u8]| TensorFile::parse(bytes, "bytes");
-            parse(&bytes)?;
+            let without_weight = |bytes: &[u8]| {
+                let (mut source, length) = (Cursor::new(bytes), bytes.len() as u64);
+                TensorFile::take_in(&mut source, length, "bytes", |_, name| name != "weight", |_| Ok(()))
+            };
+            assert_eq!(parse(&bytes)?.tensors.len(), 2);
+            assert!(without_weight(&bytes)?.tensors.keys().eq(["steps"]));
             let name = bytes.windows(CHECKSUM.len()).position(|window| window == CHECKSUM.as_bytes()).unwrap();
             for bit in 0..8 * bytes.len() {
                 // A flip in the key's name leaves a file without a checksum, which is otherwise undamaged.
@@ -318,6 +324,7 @@ mod tests {
                 }
                 bytes[bit / 8] ^= 1 << (bit % 8);
                 assert!(parse(&bytes).is_err(), "bit {bit}: {}", String::from_utf8_lossy(&bytes));
+                assert!(without_weight(&bytes).is_err(), "bit {bit}, even of what is not wanted");
                 bytes[bit / 8] ^= 1 << (bit % 8);
             }
         }

@@ -31,8 +31,7 @@ pub struct Header {
 }
 
 impl Header {
-    /// Reads it from the beginning of a file of `length` bytes, of which more need not be there. `path` names the file in
-    /// errors: [`Error::Io`], [`Error::Foreign`], [`Error::OldArchive`], [`Error::Format`].
+    /// Reads it from the beginning of a file of `length` bytes, and nothing behind it. `path` names the file in errors: [`Error::Io`], [`Error::Foreign`], [`Error::OldArchive`], [`Error::Format`].
     pub fn read(source: &mut (impl Read + Seek), length: u64, path: &str) -> Result<Self> {
         const LENGTH: u64 = size_of::<u64>() as u64;
         let format = |reason: String| Error::Format { path: path.to_owned(), reason };
@@ -82,7 +81,7 @@ impl Header {
         [self.end.saturating_add(end), needed]
     }
 
-    /// Reads the tensors that are wanted, and all bytes if they have a checksum to be compared. Errors: [`Error::Io`];
+    /// Reads all bytes behind it, for the checksum, and keeps the tensors that are wanted. Errors: [`Error::Io`];
     /// [`Error::Format`]; [`Error::Unfit`] for a tensor that cannot be read.
     pub fn tensors(
         self,
@@ -94,7 +93,9 @@ impl Header {
         let broken = |error: serde_json::Error| format(error.to_string());
         let (_, stated) = self.metadata().map_err(broken)?;
         let mut sum = Hasher::new();
-        sum.update(&in_order(without_checksum(self.entries.clone()).into()));
+        if stated.is_some() {
+            sum.update(&in_order(without_checksum(self.entries.clone()).into()));
+        }
         let places: Metadata = serde_json::from_value(self.entries.into()).map_err(broken)?;
         let failed = |cause| io(Path::new(path), cause);
         source.seek(SeekFrom::Start(self.end)).map_err(failed)?;
@@ -169,7 +170,7 @@ impl<S: Read> Read for Summing<'_, S> {
 }
 
 /// Tells a safetensors file from others by its first nine bytes.
-pub fn ensure_safetensors(bytes: &[u8], path: &str) -> Result<()> {
+fn ensure_safetensors(bytes: &[u8], path: &str) -> Result<()> {
     match bytes.get(8) {
         None | Some(b'{') => Ok(()),
         Some(_) if bytes.starts_with(pth::OLD_MAGIC) => Err(Error::OldArchive { path: path.to_owned() }),

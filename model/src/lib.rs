@@ -11,7 +11,7 @@
 //! | `factors.rs` | parameters as products take them |
 //! | `pass.rs` | what the layers of one pass share: the tape, the mode, random streams |
 //! | `state.rs` | parameters and running statistics, their names and initial values |
-//! | `weights.rs`, `files.rs`, `header.rs`, `elements.rs`, `pth/` | state_dicts, in safetensors files and in PyTorch's own |
+//! | `weights.rs`, `files.rs`, `header.rs`, `elements.rs`, `pth/` | state_dicts, in safetensors and PyTorch's own files |
 //! | `reading.rs`, `safely.rs` | how files are read, and how they are written |
 //! | `gradcheck.rs` | the gradients of a whole model against differences |
 //! | `cost.rs` | parameters, multiply-adds and memory, part by part |

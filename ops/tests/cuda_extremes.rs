@@ -103,6 +103,29 @@ fn layer_norm_gives_the_gradients_that_are_wanted() -> Result<()> {
     Ok(())
 }
 
+/// As their mean is exact, in all types and whatever reads the rows.
+#[test]
+fn layer_norm_leaves_nothing_of_equal_elements() -> Result<()> {
+    let Some(gpu) = Gpu::for_tests(11) else { return Ok(()) };
+    let device = Device::Cuda(gpu);
+    for (dtype, channels) in [DType::F64, DType::F32, DType::Bf16]
+        .into_iter()
+        .flat_map(|dtype| [48, 224, 515, 1032].map(|channels| (dtype, channels)))
+    {
+        for number in [85.5, 100.1] {
+            let tape = Tape::inference();
+            let of = |shape: &[usize], number, dtype| -> Result<Var<'_>> {
+                Ok(tape.constant(Tensor::full_on(&device, shape, number, dtype)?))
+            };
+            let [weight, bias] = [1.0, 0.25].map(|number| of(&[channels], number, dtype.of_sums()));
+            let y = ops::layer_norm(&of(&[3, channels], number, dtype)?, &weight?, &bias?, 1e-6)?;
+            let left = y.value().cast(DType::F64)?.to_vec::<f64>()?;
+            assert!(left.iter().all(|&y| y == 0.25), "{channels} times {number} in {dtype}: {}", left[0]);
+        }
+    }
+    Ok(())
+}
+
 /// Rows of one, two and four packs a lane in each type, and such as are no whole packs.
 #[test]
 fn layer_norm_gives_its_value_again() -> Result<()> {

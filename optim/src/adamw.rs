@@ -103,7 +103,7 @@ impl AdamWState {
         let own = |moment: Tensor| {
             let mut own = moment.to_device(&Device::Cpu)?;
             drop(moment);
-            if !own.is_unique() {
+            if !(own.is_unique() && own.is_contiguous()) {
                 own = own.duplicate()?;
             }
             for id in layout.ids().filter(|&id| layout.is_frozen(id)) {

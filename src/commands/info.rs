@@ -147,7 +147,8 @@ fn show(arguments: &Arguments) -> Result<()> {
     if activations.is_none() || inference.is_none() {
         tell!(
             io::stderr(),
-            "note: to foretell all of the memory that this model takes would take minutes; biformer bench measures it"
+            "note: to foretell all of the memory that this model takes would take minutes, or too much of it; biformer bench \
+             measures it"
         );
     }
     if arguments.json {

@@ -10,7 +10,7 @@ use data::Batch;
 use model::cost::{activation_bytes, macs};
 use model::{BiFormer, Family, Mode, ModelConfig};
 use std::cell::Cell;
-use tensor::{DType, Device, PoolStats, Tensor, pool_stats, settle_pool, trim_pool};
+use tensor::{DType, Device, Tensor, pool_stats, settle_pool, trim_pool};
 
 /// The compute budget of a forecast: about how many pixels and how many multiply-adds of forward passes it may process.
 /// (Models for which that is less than a few images take longer: on two cores of a Xeon `biformer info` takes three
@@ -47,12 +47,13 @@ pub type Size = [usize; 2];
 
 /// The peak resident bytes of training as configured, on images of this size, without the data set and without
 /// prefetched batches. It runs a few steps, on up to the pixels of six images of 224x224; the free blocks of the pool
-/// are given back to the system. None if that would take minutes. Errors: those of a training step.
+/// are given back to the system. None if that would take minutes, or too much memory itself. Errors: those of a training
+/// step.
 pub fn training(config: &RunConfig, size: Size) -> Result<Option<u64>> {
     let at_once = config.at_once();
     let Some(sample) = Sample::to_train(config, size)? else { return Ok(None) };
     let classes = config.architecture.num_classes;
-    let between_steps = Cell::new(0);
+    let with_test = Cell::new(0);
     let step = sample.forecast(at_once * sample.each, |images| {
         let config = RunConfig { micro_batches: 1, architecture: sample.model.clone(), ..config.clone() };
         let labels = (0..images).map(|image| (image % classes) as u32).collect();
@@ -62,16 +63,18 @@ pub fn training(config: &RunConfig, size: Size) -> Result<Option<u64>> {
         let meter = Meter::start();
         let mut learner = Learner::blank(&config)?;
         learner.train(&batch.into(), 0, 1e-3, || None)?;
+        let step = meter.most();
         // Where weights are most of it, the test after an epoch takes more: it prepares them for inference.
-        between_steps.set(meter.in_use() + learner.model().parameters.flat().bytes() as u64);
-        Ok(meter.most())
+        learner.with_average(|model| Ok(model.prepared().map(drop)?))?;
+        with_test.set(meter.most());
+        Ok(step)
     })?;
-    Ok(Some(PROGRAM + step.max(between_steps.get()) + image_bytes(config, size)))
+    Ok(Some(PROGRAM + step.max(with_test.get()) + image_bytes(config, size)))
 }
 
 /// The peak resident bytes of inference on `batch_size` images of this size, computed in f32 or f64. It runs a few
 /// passes on as many images as the model processes at once, or on smaller images if those are too large to measure.
-/// None if that would take minutes. Errors: those of a pass.
+/// None as of [`training`]. Errors: those of a pass.
 pub fn inference(config: &RunConfig, size: Size, dtype: DType) -> Result<Option<u64>> {
     let Some((sample, at_once)) = Sample::to_infer(config, size)? else { return Ok(None) };
     let meter = Meter::start();
@@ -101,8 +104,8 @@ pub fn inference(config: &RunConfig, size: Size, dtype: DType) -> Result<Option<
     Ok(Some(PROGRAM + weights + kept + work + waiting + all))
 }
 
-/// The bytes that a training step's forward pass keeps for its backward pass, for an image of a size. None if it would
-/// take minutes to measure.
+/// The bytes that a training step's forward pass keeps for its backward pass, for an image of a size. None as of
+/// [`training`].
 pub fn activations(config: &RunConfig, size: Size) -> Result<Option<usize>> {
     let Some(Sample { model, size: [height, width], each, .. }) = Sample::to_train(config, size)? else {
         return Ok(None);
@@ -136,7 +139,7 @@ impl Sample {
             let macs = macs(&model, height, width)?.total();
             let most = (effort.pixels / (height * width).max(1)).min((effort.macs / macs.max(1)) as usize);
             if most < least || macs > MAX_MACS {
-                // The scores of soft routing grow as the square of the pixels.
+                // The scores of soft routing grow as the square of the pixels, so smaller images do not show how many there are.
                 if model.soft_routing {
                     return Ok(None);
                 }
@@ -193,23 +196,18 @@ impl Sample {
 
 /// Measures how much of the pool some work takes. The pool's free blocks are returned to the system before and after.
 struct Meter {
-    before: PoolStats,
+    before: usize,
 }
 
 impl Meter {
     fn start() -> Self {
         trim_pool();
-        Self { before: pool_stats() }
+        Self { before: pool_stats().resident }
     }
 
     /// The peak number of bytes so far; too low, down to 0, if another thread has trimmed the pool in the meantime.
     fn most(&self) -> u64 {
-        pool_stats().resident.saturating_sub(self.before.resident) as u64
-    }
-
-    /// The bytes of the buffers that live now.
-    fn in_use(&self) -> u64 {
-        pool_stats().in_use.saturating_sub(self.before.in_use) as u64
+        pool_stats().resident.saturating_sub(self.before) as u64
     }
 }
 

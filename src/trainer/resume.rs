@@ -84,7 +84,11 @@ impl Trainer {
         }
         let recompute = config.recompute.advice("--recompute block, or ");
         ensure_room(&config, &train, &test, &format!("{recompute}a machine with more"))?;
-        let learner = Learner::resume(Checkpoint::read(checkpoint.path())?, &config)?;
+        let again = Checkpoint::read(checkpoint.path()).map_err(|error| folder.or_best(error))?;
+        if again.progress != progress || again.described.config != *then {
+            bail!("{}: another program has replaced it; try again", checkpoint.path().display());
+        }
+        let learner = Learner::resume(again, &config)?;
         folder.ensure_no_later_best(done)?;
         folder.note_edits(then)?;
         folder.rewind(&progress)?;

@@ -2,7 +2,7 @@
 
 use super::pickle::{Id, Value, Values};
 use super::{Problem, Result};
-use crate::elements::from_bytes;
+use crate::elements::read_from;
 use safetensors::tensor::Dtype;
 use tensor::Tensor;
 
@@ -114,7 +114,7 @@ impl<'v> View<'v> {
             let beyond = || "it reaches beyond its storage".to_owned();
             self.gather(storage, 0, self.offset, &mut bytes).ok_or_else(beyond)?;
         }
-        from_bytes(self.dtype, &bytes, &self.shape).map_err(Problem::Unfit)
+        read_from(&mut &bytes[..], self.dtype, &self.shape).map_err(|fault| Problem::Unfit(fault.to_string()))
     }
 
     /// Appends the elements of the axes from `axis` on to `bytes`, in order.

@@ -46,11 +46,15 @@ unsafe fn forward_rows<T: Float, A: Arch>(
         for ((x, mean), rstd) in x.chunks_exact(channels).zip(&mut *mean).zip(&mut *rstd) {
             let (mut sum, mut squares) = (T::zero(), T::zero());
             // The mean is a distance from the row's first element, so that in a row of equal ones it is exact.
-            // SAFETY: the caller vouches for the instruction set, here and below.
-            in_registers!(T, A, channels, [1], (range, V, _COUNT) => sum += unsafe { sum_from::<T, V<T, A>>(&x[range], x[0]) });
+            in_registers!(T, A, channels, [1], (range, V, _COUNT) => {
+                // SAFETY: the caller vouches for the instruction set, here and below.
+                sum += unsafe { sum_from::<T, V<T, A>>(&x[range], x[0]) }
+            });
             *mean = x[0] + sum * inverse;
-            // SAFETY: as above.
-            in_registers!(T, A, channels, [1], (range, V, _COUNT) => squares += unsafe { squares_from::<T, V<T, A>>(&x[range], *mean) });
+            in_registers!(T, A, channels, [1], (range, V, _COUNT) => {
+                // SAFETY: as above.
+                squares += unsafe { squares_from::<T, V<T, A>>(&x[range], *mean) }
+            });
             // The variance for now; the loop below turns it into 1/√(variance + ε).
             *rstd = squares * inverse;
         }

@@ -155,8 +155,9 @@ __global__ void __launch_bounds__(THREADS, RESIDENT<PACKS>)
         Pack<u32> in[B][PACKS];
         W mean[B] = {}, rstd[B] = {};
         part.load(x, in);
-        // A mean is a distance from the row's first element, so that in a row of equal ones it is exact; of equal bf16 numbers
-        // a sum in f32 is exact by itself. The element is asked for twice, as registers do not suffice to keep all rows' ones.
+        // A mean is a distance from the row's first element, so that in a row of equal ones it is exact; of equal bf16
+        // numbers the sum in f32 is exact by itself, and so is its quotient. The element is asked for twice, as registers
+        // do not suffice to keep those of all rows.
         auto first = [&](int b) {
             if constexpr (sizeof(T) < sizeof(W)) return W(0);
             return part.of_first_lane(element<T>(in[b][0], 0));
@@ -174,7 +175,7 @@ __global__ void __launch_bounds__(THREADS, RESIDENT<PACKS>)
         part.add_up(mean);
 #pragma unroll
         for (int b = 0; b < B; b++) {
-            mean[b] = first(b) + mean[b] * inverse;
+            mean[b] = first(b) + (sizeof(T) < sizeof(W) ? mean[b] / channels : mean[b] * inverse);
 #pragma unroll
             for (int p = 0; p < PACKS; p++)
 #pragma unroll

@@ -74,7 +74,7 @@ pub struct Gpu {
     /// The work that is aside, in order; whether there may be any.
     aside: Mutex<VecDeque<aside::Pending>>,
     may_divert: bool,
-    /// Locked while work is submitted or joined: one thread at a time.
+    /// Locked while work is submitted aside or joined, and while a recording is replayed.
     submitting: Mutex<()>,
     /// Whether products of f32 matrices may round their factors to TF32.
     tf32: AtomicBool,

@@ -182,8 +182,8 @@ impl<R> Default for Repeated<R> {
 impl<R> Repeated<R> {
     /// Does the work and returns its result, which the next run overwrites. Nothing is recorded on the CPU, without
     /// `may_record`, or if the variable `BIFORMER_UNRECORDED` is set. `streams` returns the random streams of this run,
-    /// as many as its argument says; only a replay calls it. As of [`Gpu::record`], nothing else may use the device the second
-    /// time. Errors: those of the work, of [`Gpu::record`] and of
+    /// as many as its argument says; only a replay calls it. As of [`Gpu::record`], nothing else may use the device the
+    /// second time. Errors: those of the work, of [`Gpu::record`] and of
     /// [`Recording::replay`].
     pub fn run<E: From<Error>>(
         &mut self,
