@@ -136,7 +136,8 @@ fn jpeg_is_whole(bytes: &[u8]) -> bool {
     }
 }
 
-/// How many components a JPEG has, if several scans tell what they are: they refine one another, or the first one lacks some.
+/// How many components a JPEG has, if several scans tell what they are: they refine one another, or the first one lacks
+/// some.
 fn components_in_several_scans(bytes: &[u8]) -> Option<u8> {
     const FRAMES: std::ops::RangeInclusive<u8> = 0xC0..=0xC2;
     let mut frame = None;

@@ -31,7 +31,8 @@ pub struct Header {
 }
 
 impl Header {
-    /// Reads it from the beginning of a file of `length` bytes, and nothing behind it. `path` names the file in errors: [`Error::Io`], [`Error::Foreign`], [`Error::OldArchive`], [`Error::Format`].
+    /// Reads it from the beginning of a file of `length` bytes, and nothing behind it. `path` names the file in errors:
+    /// [`Error::Io`], [`Error::Foreign`], [`Error::OldArchive`], [`Error::Format`].
     pub fn read(source: &mut (impl Read + Seek), length: u64, path: &str) -> Result<Self> {
         const LENGTH: u64 = size_of::<u64>() as u64;
         let format = |reason: String| Error::Format { path: path.to_owned(), reason };
