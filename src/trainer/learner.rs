@@ -1,4 +1,4 @@
-//! One training step.
+//! What learns, and one step of it.
 
 use super::average::{Average, AverageState};
 use super::checkpoint::{Checkpoint, Progress, tensor_names};
@@ -6,13 +6,11 @@ use super::data_facts::DataFacts;
 use super::failure::lacks_memory;
 use super::recorded::LossAndLogits;
 use super::score::{Score, judge};
-use super::stored::Stored;
-use super::trained::{BY_ORDER, Described};
 use crate::config::RunConfig;
 use crate::staging::{Numbered, Staged, tensors};
-use anyhow::{Context, Error, Result, anyhow, bail};
+use anyhow::{Context, Error, Result, bail};
 use autograd::{Gradients, Profile, Tape, Var};
-use data::{Batch, class_among};
+use data::Batch;
 use model::{BiFormer, Mode, Trace};
 use optim::{AdamW, AdamWState};
 use std::fmt;
@@ -48,87 +46,6 @@ impl fmt::Debug for Learner {
 }
 
 impl Learner {
-    /// A learner at the start of a run, with random weights.
-    pub fn new(config: &RunConfig) -> Result<Self> {
-        Self::around(BiFormer::new(&config.architecture, config.seed, DType::F32)?, config)
-    }
-
-    /// A learner at the start of a run that starts from these weights, which are those that the configuration names.
-    /// The head is taken over if it is for these classes, as far as the weights say; otherwise only the classes that it
-    /// shares with these are taken over, by name, and the others start random.
-    pub fn from_weights(config: &RunConfig, weights: Stored, classes: &[String]) -> Result<Self> {
-        let mut model = BiFormer::new(&config.architecture, config.seed, DType::F32)?;
-        let path = &config.weights;
-        let (unfit_head, by_order) = (weights.unfit_head(path, classes), weights.goes_by_order(classes));
-        let their_model = weights.described().map(|(theirs, _)| theirs.model.clone());
-        let theirs = weights.class_names().unwrap_or_default();
-        let weights = weights.into_weights()?;
-        let loaded = match &unfit_head {
-            None => model.load(&weights, path),
-            Some(_) => model.load_backbone(&weights, path),
-        };
-        loaded.map_err(|error| match their_model {
-            Some(theirs) if theirs != config.model && matches!(error, model::Error::Weights { .. }) => {
-                anyhow!("weights {path}: they are of {theirs}, not of {}; leave --model out", config.model)
-            }
-            Some(_) => Error::from(error).context("a run has the model of its weights where no other is asked for"),
-            None => error.into(),
-        })?;
-        let Some(reason) = unfit_head else {
-            let head_note = by_order.then(|| format!("{path}: {BY_ORDER}"));
-            return Ok(Self { head_note, ..Self::around(model, config)? });
-        };
-        let from: Vec<Option<usize>> = classes.iter().map(|class| class_among(class, &theirs)).collect();
-        model.load_classes(&weights, &from)?;
-        let (known, all) = (from.iter().flatten().count(), classes.len());
-        let head_note = match known {
-            0 => format!("{reason}: this model gets a fresh one"),
-            _ => format!("{reason}: this model has {known} of its {all} classes from there"),
-        };
-        let learner = Self { head_note: Some(head_note), ..Self::around(model, config)? };
-        let layout = learner.model.parameters.layout();
-        let frozen = layout.ids().any(|id| layout.is_frozen(id) && layout.name(id).starts_with("head."));
-        if frozen && known < all {
-            let random = all - known;
-            bail!(
-                "freeze: {reason}; {random} of this model's {all} classes would stay random; leave the head out of freeze"
-            );
-        }
-        Ok(learner)
-    }
-
-    /// A learner of a blank model, whose weights are not drawn: to measure the memory that a step takes.
-    pub fn blank(config: &RunConfig) -> Result<Self> {
-        Self::around(BiFormer::blank(&config.architecture, DType::F32)?, config)
-    }
-
-    fn around(model: BiFormer, config: &RunConfig) -> Result<Self> {
-        Self::with_state(model, config, None)
-    }
-
-    /// The same, with what an optimiser and an average had learned.
-    fn with_state(mut model: BiFormer, config: &RunConfig, state: Option<State>) -> Result<Self> {
-        model.freeze(&config.freeze)?;
-        let device = config.compute().place(&mut model)?;
-        let mut average = match config.ema.enabled {
-            true => Some(Average::new(&model, config.ema.settings())?),
-            false => None,
-        };
-        let (parameters, rate_of) = (&model.parameters, |name: &str| config.rate_of(name));
-        let optimizer = match state {
-            None => AdamW::with_rates(parameters, config.optimizer, rate_of)?,
-            Some(State { moments, averages, from }) => {
-                if let (Some(average), Some(state)) = (&mut average, averages) {
-                    average.restore(state).with_context(|| from.clone())?;
-                }
-                AdamW::resumed(parameters, config.optimizer, rate_of, moments).context(from)?
-            }
-        };
-        let gradients = Gradients::new(&model.parameters)?;
-        let config = config.clone();
-        Ok(Self { config, model, device, gradients, optimizer, average, staged: None, profile: None, head_note: None })
-    }
-
     /// The configuration that it was created for.
     pub fn config(&self) -> &RunConfig {
         &self.config
@@ -268,36 +185,6 @@ impl Learner {
         }
         Ok(Checkpoint::new(self.config.clone(), progress, data, file, self.computed_by()))
     }
-
-    /// A learner that goes on where a checkpoint was made, as configured now: device and precision may be others.
-    pub fn resume(checkpoint: Checkpoint, config: &RunConfig) -> Result<Self> {
-        let from = checkpoint.path().display().to_string();
-        let Checkpoint { described: Described { mut file, .. }, progress } = checkpoint;
-        let mut take =
-            |name: &str| file.tensors.remove(name).with_context(|| format!("{from}: there is no tensor {name}"));
-        let (steps, updates) = (progress.optimizer_steps, progress.average_updates);
-        let moments = AdamWState { steps, m: take(tensor_names::M)?, v: take(tensor_names::V)? };
-        let averages = match config.ema.enabled {
-            true => {
-                let (parameters, statistics) = (take(tensor_names::AVERAGE)?, take(tensor_names::AVERAGE_STATISTICS)?);
-                Some(AverageState { updates, parameters, statistics })
-            }
-            false => None,
-        };
-        let mut model = BiFormer::blank(&config.architecture, DType::F32)?;
-        model.load(&file, &from)?;
-        // Before there is more than the model.
-        drop(file);
-        Self::with_state(model, config, Some(State { moments, averages, from }))
-    }
-}
-
-/// What a run has learned beside a model's weights.
-struct State {
-    moments: AdamWState,
-    averages: Option<AverageState>,
-    /// Where it was read.
-    from: String,
 }
 
 /// The modes of a step's passes, one for each micro-batch: no two passes of a run have random numbers in common.

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `resume.rs` | a run that goes on from its checkpoint |
 //! | `learner.rs` | [`Learner`]: model, optimiser and average; one training step |
+//! | `beginning.rs` | where a learner comes from: random weights, another run's, or a checkpoint |
 //! | `score.rs` | how well images are classified, in training and in a test |
 //! | `recorded.rs` | a training step on a GPU, recorded once and replayed |
 //! | `average.rs` | the moving average of weights and running statistics |
@@ -22,6 +23,7 @@
 //! | `stopwatch.rs` | how long an epoch takes, and how much of that it waits |
 
 mod average;
+mod beginning;
 mod best;
 pub mod checkpoint;
 pub mod data_facts;

@@ -3,6 +3,7 @@
 use standin::Standin;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::thread;
 use tensor::cuda::{Gpu, Module, Repeated, elements};
 use tensor::rng::Philox;
 use tensor::{DType, Device, Error, Tensor};
@@ -85,6 +86,36 @@ fn recorded_work_is_done_again_with_what_then_lies_there() {
     assert!(within.err().unwrap().to_string().contains("a recording cannot start within another"));
     fail(); // Recording begins by giving back what is free.
     assert_eq!(gpu.stats().held, held, "a recording that failed keeps nothing");
+}
+
+/// It would become a part of the recording.
+#[test]
+fn what_another_thread_asks_during_a_recording_is_refused() {
+    let Some(gpu) = Gpu::for_tests(1) else { return };
+    let device = Device::Cuda(Arc::clone(&gpu));
+    let input = Tensor::from_slice(&[1.0f32, 2.0], [2]).unwrap().to_device(&device).unwrap();
+    let rng = Philox::new(1, 2);
+    drop((RANDOM.launch(&gpu, "random_words", DType::F32).unwrap(), input.cast(DType::F64).unwrap()));
+    let ask = || {
+        let launch = RANDOM.launch(&gpu, "random_words", DType::F32)?;
+        let outcomes = [
+            input.cast(DType::F64).map(drop),
+            input.duplicate().map(drop),
+            Tensor::zeros_on(&device, [2], DType::F32).map(drop),
+            launch.random(&rng).map(drop),
+            // SAFETY: nothing is submitted.
+            unsafe { gpu.aside(&[], || Ok(())) },
+        ];
+        Ok::<_, Error>(outcomes.map(|outcome| outcome.map_err(|error| error.to_string())))
+    };
+    let record = || gpu.record(|| thread::scope(|scope| scope.spawn(ask).join().unwrap()));
+    let (recording, outcomes) = record().unwrap();
+    for outcome in outcomes {
+        assert!(outcome.clone().is_err_and(|error| error.contains("another thread is recording")), "{outcome:?}");
+    }
+    assert_eq!(recording.streams(), []);
+    drop(recording);
+    assert!(ask().unwrap().iter().all(Result::is_ok), "afterwards nothing is refused");
 }
 
 /// As many micro-batches of a deep model draw them: each kernel finds its own key, also one that was used before.

@@ -93,6 +93,15 @@ impl Gpu {
         if std::ptr::eq(ASIDE_ON.get(), self) { Stream::Aside } else { Stream::Work }
     }
 
+    /// The same, for a request that is about to be made. Errors: [`Error::Gpu`] while another thread records, as the
+    /// request would become a part of that.
+    pub(crate) fn stream_to_ask(&self) -> Result<Stream> {
+        match &*lock(&self.keys) {
+            Some(keys) if keys.are_of_another_thread() => Err(self.refusal("another thread is recording")),
+            _ => Ok(self.stream()),
+        }
+    }
+
     /// Submits work that executes beside everything that is submitted after it, until [`Gpu::join`]. Nothing can be copied
     /// from or to the machine's memory. Within other work aside it is a part of that; with the variable
     /// `BIFORMER_ONE_STREAM` set, nothing is aside. Errors: those of the work, and [`Error::Gpu`].
@@ -108,6 +117,7 @@ impl Gpu {
         if !self.may_divert || self.stream() == Stream::Aside {
             return work();
         }
+        self.stream_to_ask()?;
         // To the end: a join by another thread must not miss a part of the work.
         let _alone = lock(&self.submitting);
         let reads: Vec<Tensor> = reads.iter().map(|&tensor| tensor.clone()).collect();

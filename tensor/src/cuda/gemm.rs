@@ -100,8 +100,9 @@ impl<'a> Gemm<'a> {
             row: row.as_ref().map_or(Ok(0), |row| row.address(op, gpu))?,
             tf32: gpu.tf32(),
         };
+        let stream = gpu.stream_to_ask()?;
         // SAFETY: the operands have the elements that the extents ask for: see `check`.
-        gpu.with_room(|| unsafe { gpu.driver.multiply(gpu.stream(), &product) })
+        gpu.with_room(|| unsafe { gpu.driver.multiply(stream, &product) })
     }
 
     /// Checks the types and lengths of all operands.

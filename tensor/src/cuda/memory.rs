@@ -119,8 +119,9 @@ impl<'a> Out<'a> {
 
     /// Writes zeros.
     pub fn clear(&mut self) -> Result<()> {
+        let stream = self.gpu.stream_to_ask()?;
         // SAFETY: the memory is borrowed to be written, and as long.
-        unsafe { self.gpu.driver.fill(self.gpu.stream(), self.address, 0, self.count * self.dtype.size()) }
+        unsafe { self.gpu.driver.fill(stream, self.address, 0, self.count * self.dtype.size()) }
     }
 
     /// [`Error::DType`](crate::Error::DType) unless the elements are of this type.

@@ -196,11 +196,17 @@ impl Gpu {
             _ if lock(&self.keys).is_some() => "cannot be recorded",
             _ => return Ok(()),
         };
-        Err(Error::Gpu { device: self.driver.properties().name.clone(), message: format!("{what} {problem}") })
+        Err(self.refusal(format!("{what} {problem}")))
     }
 
-    /// The address of a random stream's key while work is recorded; 0 otherwise.
+    fn refusal(&self, message: impl Into<String>) -> Error {
+        Error::Gpu { device: self.driver.properties().name.clone(), message: message.into() }
+    }
+
+    /// The address of a random stream's key while work is recorded; 0 otherwise. Errors: those of
+    /// [`Gpu::stream_to_ask`].
     fn key_address(&self, stream: &Philox) -> Result<u64> {
+        self.stream_to_ask()?;
         lock(&self.keys).as_mut().map_or(Ok(0), |keys| keys.address(stream))
     }
 

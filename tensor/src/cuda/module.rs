@@ -280,7 +280,7 @@ impl Launch<'_> {
             let blocks = elements.div_ceil(self.extent.threads as usize);
             self = self.blocks(blocks);
         }
-        if self.stream != self.gpu.stream() {
+        if self.stream != self.gpu.stream_to_ask()? {
             return Err(Error::argument(
                 self.op,
                 "a launch that was prepared outside of work aside cannot run within it, nor the other way round",

@@ -13,6 +13,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
+use std::thread::{self, ThreadId};
 
 /// If this variable is set, repeated work is launched kernel by kernel every time: for finding out whether the
 /// recording is at fault.
@@ -38,6 +39,8 @@ impl fmt::Debug for Recording {
 
 /// The random streams that recorded work draws from, and where kernels find their keys.
 pub(super) struct Keys {
+    /// The thread that records.
+    by: ThreadId,
     memory: Memory,
     streams: Vec<Philox>,
     places: HashMap<Philox, usize>,
@@ -53,7 +56,12 @@ impl Keys {
     fn new(gpu: &Arc<Gpu>) -> Result<Self> {
         let memory = Memory::new(gpu, Self::MAX * Self::BYTES);
         let memory = memory.map_err(|error| error.of_tensor("keys of random streams".into()))?;
-        Ok(Self { memory, streams: vec![], places: HashMap::new() })
+        Ok(Self { by: thread::current().id(), memory, streams: vec![], places: HashMap::new() })
+    }
+
+    /// Whether another thread records than the one that asks.
+    pub fn are_of_another_thread(&self) -> bool {
+        self.by != thread::current().id()
     }
 
     /// Where the key of a stream lies.
@@ -74,9 +82,10 @@ impl Keys {
 
 impl Gpu {
     /// Records what `work` asks of the device without executing it: [`Recording::replay`] does that, and only then do
-    /// tensors that `work` returns get their values. Nothing else may use the device during the recording. Errors:
-    /// those of `work`, and [`Error::Gpu`] when it needs what cannot be recorded: a copy from or to the machine's
-    /// memory; [`Error::Argument`] within another recording, or within work aside.
+    /// tensors that `work` returns get their values. Meanwhile what other threads ask of the device is refused; when the
+    /// recording begins, they must not be about to ask for anything. Errors: those of `work`, and [`Error::Gpu`] when it
+    /// needs what cannot be recorded: a copy from or to the machine's memory; [`Error::Argument`] within another
+    /// recording, or within work aside.
     pub fn record<R, E: From<Error>>(
         self: &Arc<Self>,
         work: impl FnOnce() -> std::result::Result<R, E>,
@@ -91,8 +100,14 @@ impl Gpu {
         self.join()?;
         self.trim()?;
         let keys = Keys::new(self)?;
-        self.driver.begin_recording().map_err(|error| error.beside_tensors(self.stats().in_use))?;
+        // First, so that other threads' requests are refused by the time that they would be recorded.
         *lock(&self.keys) = Some(keys);
+        if let Err(error) = self.driver.begin_recording() {
+            // Unlocked before the keys go, whose memory asks whether anything is recorded.
+            let keys = lock(&self.keys).take();
+            drop(keys);
+            return Err(error.beside_tensors(self.stats().in_use).into());
+        }
         // A panic, too, must not leave the device recording.
         let result = catch_unwind(AssertUnwindSafe(work));
         let joined = self.join();
@@ -182,9 +197,8 @@ impl<R> Default for Repeated<R> {
 impl<R> Repeated<R> {
     /// Does the work and returns its result, which the next run overwrites. Nothing is recorded on the CPU, without
     /// `may_record`, or if the variable `BIFORMER_UNRECORDED` is set. `streams` returns the random streams of this run,
-    /// as many as its argument says; only a replay calls it. As of [`Gpu::record`], nothing else may use the device the
-    /// second time. Errors: those of the work, of [`Gpu::record`] and of
-    /// [`Recording::replay`].
+    /// as many as its argument says; only a replay calls it. The second time no other thread may use the device: see
+    /// [`Gpu::record`]. Errors: those of the work, of [`Gpu::record`] and of [`Recording::replay`].
     pub fn run<E: From<Error>>(
         &mut self,
         device: &Device,

@@ -303,10 +303,10 @@ impl Tensor {
                 }
             }
             Device::Cuda(gpu) => {
-                let mut to = joined.address_mut("join", &gpu)?;
+                let (stream, mut to) = (gpu.stream_to_ask()?, joined.address_mut("join", &gpu)?);
                 for part in parts {
                     // SAFETY: the joined tensor is as long as its parts together, and shares nothing with them.
-                    unsafe { gpu.driver().copy(gpu.stream(), part.address("join", &gpu)?, to, part.bytes())? };
+                    unsafe { gpu.driver().copy(stream, part.address("join", &gpu)?, to, part.bytes())? };
                     to += part.bytes() as u64;
                 }
             }

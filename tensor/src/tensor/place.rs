@@ -23,8 +23,9 @@ impl Tensor {
         let shape = shape.into().countable("zeros")?;
         let Device::Cuda(gpu) = device else { return Ok(Self::zeros(shape, dtype)) };
         let zeros = Self::empty_on(device, shape, dtype)?;
+        let stream = gpu.stream_to_ask()?;
         // SAFETY: the memory belongs to this tensor alone, and has this many bytes.
-        unsafe { gpu.driver().fill(gpu.stream(), zeros.address("zeros", gpu)?, 0, zeros.bytes())? };
+        unsafe { gpu.driver().fill(stream, zeros.address("zeros", gpu)?, 0, zeros.bytes())? };
         Ok(zeros)
     }
 
@@ -100,8 +101,9 @@ impl Tensor {
             Device::Cpu => copy.as_mut_bytes("duplicate")?.copy_from_slice(self.as_bytes("duplicate")?),
             Device::Cuda(gpu) => {
                 let (from, to) = (self.address("duplicate", &gpu)?, copy.address_mut("duplicate", &gpu)?);
+                let stream = gpu.stream_to_ask()?;
                 // SAFETY: both have this many bytes, and do not overlap.
-                unsafe { gpu.driver().copy(gpu.stream(), from, to, copy.bytes())? };
+                unsafe { gpu.driver().copy(stream, from, to, copy.bytes())? };
             }
         }
         Ok(copy)
