@@ -157,6 +157,19 @@ fn a_recorded_step_has_the_bits_of_one_that_is_not() {
     }
 }
 
+#[test]
+fn a_replayed_step_changes_no_statistics_that_somebody_else_holds() {
+    let Some(device) = there() else { return };
+    let mut learner = Learner::new(&config(device, Precision::F32)).unwrap();
+    steps(3, &mut learner, |_| None);
+    let next = |learner: &mut Learner| learner.train(&batch(3), 3, 1e-3, || None);
+    let held = learner.model().statistics[0].mean.clone();
+    let error = next(&mut learner).unwrap_err();
+    assert!(matches!(error.downcast_ref(), Some(tensor::Error::Shared { .. })), "{error:#}");
+    drop(held);
+    next(&mut learner).unwrap();
+}
+
 /// Recorded, with the next batch sent ahead, as it stands, and on the CPU.
 #[test]
 fn mixed_images_are_learned_from_as_on_the_cpu() {

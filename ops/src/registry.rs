@@ -67,7 +67,7 @@ registry![
     top_k,
 ];
 
-/// All CUDA kernels: those of tensors, and those of the operations.
+/// The CUDA kernels of tensors, and those of the operations. The optimiser has its own.
 pub fn kernels() -> impl Iterator<Item = &'static Module> {
     std::iter::once(&tensor::cuda::elements::KERNELS).chain(OPS.iter().filter_map(|op| op.kernels))
 }

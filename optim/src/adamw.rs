@@ -117,14 +117,15 @@ impl AdamWState {
 }
 
 impl AdamW {
-    /// An optimiser for these parameters, on their device, that has made no step. Errors: [`Error::Setting`].
+    /// An optimiser for these parameters, on their device, that has made no step. Errors:
+    /// [`Error::Setting`]; on a GPU [`tensor::Error::OutOfMemory`].
     pub fn new(parameters: &Parameters, config: AdamWConfig) -> Result<Self> {
         Self::with_rates(parameters, config, |_| 1.0)
     }
 
     /// The same where each parameter, by name, has a learning rate of its own: that of the step times `rate_of(name)`.
-    /// Errors: [`Error::Setting`], also for a rate that is negative or not finite, and if rates and decay make
-    /// more than 256 groups.
+    /// Errors: those of [`AdamW::new`]; [`Error::Setting`] also for a rate that is negative or not finite, and if rates
+    /// and decay make more than 256 groups.
     pub fn with_rates(parameters: &Parameters, config: AdamWConfig, rate_of: impl Fn(&str) -> f64) -> Result<Self> {
         let (device, layout) = (parameters.flat().device(), parameters.layout());
         let zeros = || Tensor::zeros_on(&device, [layout.len()], layout.dtype());
@@ -177,7 +178,7 @@ impl AdamW {
     /// destroy the weights (their step ends, too): the norm, and its square once it is clipped, have to be finite in the
     /// parameters' type; [`Error::Setting`] when `lr` is negative or, by itself or times a parameter's rate and decay, not
     /// finite in the parameters' type, or when `max_norm` is not positive; [`Error::Layout`] for another model's parameters
-    /// or gradients; [`autograd::Error::Unreached`] when some parameter got no gradient in this step (its old one would be
+    /// or gradients; [`Error::NoParameters`] for gradients that were made for none; [`autograd::Error::Unreached`] when some parameter got no gradient in this step (its old one would be
     /// used again), [`autograd::Error::NoBackward`] when none did; [`tensor::Error::Shared`] while a tape or a view of the
     /// parameters lives.
     pub fn step_clipped(

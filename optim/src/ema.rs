@@ -64,7 +64,8 @@ pub struct EmaState {
 }
 
 impl Ema {
-    /// An average that starts at these parameters. Errors: [`Error::Setting`].
+    /// An average that starts at these parameters. Errors: [`Error::Setting`]; on a GPU
+    /// [`tensor::Error::OutOfMemory`].
     pub fn new(parameters: &Parameters, config: EmaConfig) -> Result<Self> {
         config.check()?;
         Ok(Self { config, updates: 0, average: parameters.duplicate()?, rate: None, prepared: false })

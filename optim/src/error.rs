@@ -43,7 +43,7 @@ pub enum Error {
     /// [ended](autograd::Gradients::end_step).
     #[error("the norm of the gradients is {norm:.3e}: a step along them would destroy the weights")]
     NonFinite {
-        /// Their norm. A GPU's is infinite if only its square would be.
+        /// Their norm. A GPU's is also infinite if only the square of the clipped norm would be.
         norm: f64,
     },
     /// What the gradients are refused for: parameters that were not reached, say, or no backward pass at all.

@@ -66,8 +66,8 @@ impl Learner {
         &self.device
     }
 
-    /// One step on a batch: the gradients of all its micro-batches, each of which also updates the running statistics;
-    /// clipping of their sum; AdamW; the moving average. On a GPU, `next` is called while the step runs, for the batch
+    /// One step on a batch: the gradients of all its micro-batches; clipping of their sum; AdamW; an update of the
+    /// running statistics for each micro-batch (on a GPU along with its gradients); the moving average. On a GPU, `next` is called while the step runs, for the batch
     /// after this one, which is uploaded in advance; on the CPU it is not called.
     pub fn train<'b>(
         &mut self,

@@ -51,6 +51,10 @@ impl Learner {
         lr: f64,
         next: impl FnOnce() -> Option<&'b Numbered>,
     ) -> Result<Score> {
+        // A replay does not check: it would change what a caller has of them.
+        for running in &self.model.statistics {
+            [&running.mean, &running.variance].into_iter().try_for_each(|values| values.ensure_unique("batch_norm"))?;
+        }
         let average = self.average.as_mut().map(Average::of_parameters);
         self.optimizer.prepare(&self.model.parameters, lr, self.config.max_norm(), average)?;
         let Staged { work, batch } = staged;

@@ -51,7 +51,7 @@ impl Controls {
         Ok(())
     }
 
-    /// The norm that [`Controls::clip`] found, infinite if its square would be. It waits for the GPU.
+    /// The norm that [`Controls::clip`] found, infinite if the square of the clipped norm would be. It waits for the GPU.
     pub fn norm(&self) -> Result<f64> {
         self.numbers.slice(0, NORM..NORM + 1)?.to_device(&Device::Cpu)?.cast(DType::F64)?.item()
     }

@@ -95,7 +95,8 @@ impl Prefetch {
 
     /// Copies the bytes that were sent to contiguous tensors on the device, one after another. The host does not wait;
     /// all later work on the device sees the bytes. Errors: [`Error::Argument`] unless exactly as many were sent;
-    /// [`Error::Shared`] while another tensor shares the buffer; [`Error::Gpu`], also while work is recorded.
+    /// [`Error::Device`], [`Error::NotContiguous`]; [`Error::Shared`] while another tensor shares the buffer;
+    /// [`Error::Gpu`], also while work is recorded.
     pub fn receive<'t>(&mut self, tensors: impl IntoIterator<Item = &'t mut Tensor>) -> Result<()> {
         let gpu = self.block.gpu();
         gpu.ensure_in_order("a copy from the machine's memory")?;

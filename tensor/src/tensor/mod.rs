@@ -279,7 +279,7 @@ impl Tensor {
 
     /// Concatenates tensors of one type, whose shapes differ only in their first extents, along the first axis. Errors:
     /// [`Error::Argument`] for none, or more elements than can be counted, [`Error::Axis`] for a scalar,
-    /// [`Error::Shape`], [`Error::DType`], [`Error::NotContiguous`].
+    /// [`Error::Shape`], [`Error::DType`], [`Error::NotContiguous`], [`Error::Device`] for parts on different devices.
     pub fn join(parts: &[Tensor]) -> Result<Tensor> {
         let first = parts.first().ok_or_else(|| Error::argument("join", "needs at least one tensor"))?;
         first.shape.ensure_axis("join", 0)?;

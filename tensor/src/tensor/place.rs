@@ -148,8 +148,8 @@ impl Tensor {
         if self.is_unique() { Ok(()) } else { Err(Error::Shared { op }) }
     }
 
-    /// As [`Tensor::address`], of a contiguous tensor that is to be written. [`Error::Shared`] while another tensor
-    /// shares its buffer.
+    /// As [`Tensor::address`], of a contiguous tensor that is to be written. Also [`Error::NotContiguous`], and
+    /// [`Error::Shared`] while another tensor shares its buffer.
     pub(crate) fn address_mut(&mut self, op: &'static str, gpu: &Arc<Gpu>) -> Result<u64> {
         self.ensure_contiguous(op)?;
         self.ensure_unique(op)?;
@@ -157,14 +157,16 @@ impl Tensor {
         self.address(op, gpu)
     }
 
-    /// A contiguous tensor on a GPU as the place of a gradient. Errors: [`Error::Device`], [`Error::Shared`].
+    /// A contiguous tensor on a GPU as the place of a gradient. Errors: [`Error::Device`],
+    /// [`Error::NotContiguous`], [`Error::Shared`].
     pub fn as_out(&mut self, op: &'static str, accumulate: bool) -> Result<Out<'_>> {
         let gpu = Arc::clone(self.gpu(op)?);
         let address = self.address_mut(op, &gpu)?;
         Ok(Out::new(self.gpu(op)?, address, self.count(), self.dtype, accumulate))
     }
 
-    /// The memory of a contiguous tensor on a GPU, to be written. Errors: [`Error::Device`], [`Error::Shared`].
+    /// The memory of a contiguous tensor on a GPU, to be written. Errors: [`Error::Device`],
+    /// [`Error::NotContiguous`], [`Error::Shared`].
     pub fn as_span(&mut self, op: &'static str) -> Result<Span<'_>> {
         let gpu = Arc::clone(self.gpu(op)?);
         let address = self.address_mut(op, &gpu)?;
