@@ -180,7 +180,7 @@ pub fn relative_error(a: &[f64], b: &[f64]) -> f64 {
     assert_eq!(a.len(), b.len(), "two gradients of the same elements");
     let scale = a.iter().chain(b).fold(0.0, |scale: f64, x| scale.max(x.abs()));
     let worst = a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, nan_max);
-    if worst == 0.0 { 0.0 } else { worst / scale.max(f64::MIN_POSITIVE) }
+    worst / scale.max(f64::MIN_POSITIVE)
 }
 
 /// The larger one; NaN if either is.
