@@ -5,7 +5,7 @@ mod support;
 use autograd::{Error, Gradients, InputGrads, ParametersBuilder, Profile, Recompute, Result, Rule, Tape, Work};
 use std::cell::Cell;
 use std::sync::Arc;
-use support::{times, vector};
+use support::{of, parameters, times, vector};
 use tensor::{DType, Tensor};
 
 /// Two sums of three terms differ in their last bits with the order: the inner uses of x must come in the place
@@ -50,6 +50,23 @@ fn a_segment_keeps_its_inputs_and_reaches_its_parameters() {
     assert_eq!(tape.saved_bytes(), x.value().bytes());
     tape.backward_from(&y, vector(&[1.0, 1.0]), &mut gradients).unwrap();
     assert_eq!(gradients.parameter(p).unwrap().to_vec::<f64>().unwrap(), [20.0, 42.0]); // 2·x·p
+}
+
+/// These are met on tapes of their own.
+#[test]
+fn a_segment_reaches_the_parameters_of_its_pieces() {
+    let (parameters, p, _) = parameters();
+    let (tape, shared) = (Tape::recomputing_segments(), parameters.share());
+    let (y, ()) = tape
+        .segment([tape.constant(Tensor::full([2, 2], 5.0))], move |tape, [x]| {
+            let (y, _) =
+                tape.in_pieces(&x, 1, |x, _| Ok::<_, Error>((times(x, &x.tape().parameter(&shared, p))?, ())))?;
+            Ok::<_, Error>((y, ()))
+        })
+        .unwrap();
+    let mut gradients = Gradients::new(&parameters).unwrap();
+    tape.backward_from(&y, Tensor::full([2, 2], 1.0), &mut gradients).unwrap();
+    assert_eq!(of(&gradients, p), [10.0, 10.0]);
 }
 
 #[test]

@@ -117,6 +117,19 @@ fn a_rule_that_writes_nothing_or_fails_leaves_no_gradients() {
     }
 }
 
+/// Its backward pass walks a tape of its own.
+#[test]
+fn a_rule_that_fails_within_a_segment_is_an_error() {
+    let tape = Tape::recomputing_segments();
+    let fails = |_: &mut InputGrads<'_, '_>| Err(Error::NotRecorded);
+    let (y, ()) = tape
+        .segment([tape.input(vector(&[1.0]))], move |tape, [x]| {
+            Ok::<_, Error>((tape.record("given", &[&x], vector(&[1.0]), || Given(fails))?, ()))
+        })
+        .unwrap();
+    assert_eq!(tape.backward(&y, &mut Gradients::default()), Err(Error::NotRecorded));
+}
+
 #[test]
 #[should_panic(expected = "an operation and its rule have one name")]
 fn an_operation_has_its_rules_name() {

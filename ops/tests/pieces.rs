@@ -152,6 +152,8 @@ fn a_profile_sees_into_the_pieces() {
         let linear = lines.iter().find(|line| line.name == "linear" && line.work == work).expect("a line");
         assert_eq!(linear.calls, 8, "pieces of at most 2 of 11 samples, as many in each of four groups");
     }
+    let of_pieces: Vec<u64> = lines.iter().filter(|line| line.name == "pieces").map(|line| line.bytes).collect();
+    assert_eq!(of_pieces, [0], "what they read and write is counted where they do");
     let total: f64 = lines.iter().map(|line| line.seconds).sum();
     assert!(total <= elapsed, "{total} s in {elapsed} s");
 }
@@ -177,6 +179,49 @@ fn pieces_of_a_parameter_may_use_it() {
     };
     for (piece, whole) in gradient(true).iter().zip(gradient(false)) {
         assert!((piece - whole).abs() <= 1e-12 * whole.abs().max(1.0), "{piece} is not {whole}");
+    }
+}
+
+/// Whether or not it has a gradient from elsewhere.
+#[test]
+fn a_piece_that_ignores_its_samples_adds_nothing_to_their_gradient() {
+    tensor::set_poison(true);
+    for used_elsewhere in [false, true] {
+        let tape = Tape::new();
+        let x = tape.input(Tensor::full([4, 2], 3.0f64));
+        let pieces = tape.in_pieces(&x, 2, |x, samples| {
+            let y = if samples.start == 0 { ops::mul(x, x)? } else { x.detach() };
+            Ok::<_, autograd::Error>((y, ()))
+        });
+        let (y, _) = pieces.unwrap();
+        let y = if used_elsewhere { ops::add(&y, &x).unwrap() } else { y };
+        let mut gradients = Gradients::default();
+        tape.backward(&ops::sum(&y, &[0, 1], false).unwrap(), &mut gradients).unwrap();
+        let expected =
+            [[6.0; 4], [0.0; 4]].concat().iter().map(|dx| dx + f64::from(used_elsewhere)).collect::<Vec<_>>();
+        assert_eq!(gradients.of(&x).unwrap().to_vec::<f64>().unwrap(), expected);
+    }
+}
+
+/// In the second step its memory still holds the gradient of the first.
+#[test]
+fn a_parameter_may_be_used_by_later_pieces_alone() {
+    let mut builder = ParametersBuilder::default();
+    let id = builder.add("w", [1, 1], [3.0]);
+    let parameters = builder.build(DType::F64).unwrap();
+    let mut gradients = Gradients::new(&parameters).unwrap();
+    for _ in 0..2 {
+        gradients.begin_step();
+        let tape = Tape::new();
+        let x = tape.constant(Tensor::from_slice(&[1.0, 2.0, 4.0, 8.0], [4, 1]).unwrap());
+        let pieces = tape.in_pieces(&x, 1, |x, samples| {
+            let w = x.tape().parameter(&parameters, id);
+            let y = if samples.start == 0 { x.clone() } else { ops::mul(x, &w)? };
+            Ok::<_, autograd::Error>((y, ()))
+        });
+        let (y, _) = pieces.unwrap();
+        tape.backward(&ops::sum(&y, &[0, 1], false).unwrap(), &mut gradients).unwrap();
+        assert_eq!(gradients.parameter(id).unwrap().to_vec::<f64>().unwrap(), [2.0 + 4.0 + 8.0]);
     }
 }
 

@@ -205,6 +205,13 @@ mod tests {
     }
 
     #[test]
+    fn a_rate_of_zero_makes_sense() {
+        let still = Schedule { peak: 0.0, start: 0.0, min: 0.0, ..published(1) };
+        still.check().unwrap();
+        assert_eq!(still.lr(7), 0.0);
+    }
+
+    #[test]
     fn senseless_settings_are_refused_and_never_panic() {
         let rule = ScheduleRule::Cosine;
         let cosine = |peak, start, min, warmup, total| Schedule { peak, start, min, warmup, total, rule };

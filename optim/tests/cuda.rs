@@ -219,6 +219,23 @@ fn a_step_that_was_not_prepared_is_refused() {
     }
 }
 
+/// Its buffer may be shorter than the parameters that the kernel moves it towards.
+#[test]
+fn another_models_average_is_not_taken_along() {
+    let Some(gpu) = Gpu::for_tests(2) else { return };
+    let mut parameters = parameters(DType::F32).to_device(&Device::Cuda(gpu.clone())).unwrap();
+    let mut gradients = Gradients::new(&parameters).unwrap();
+    give(&parameters, &mut gradients, |i| (i as f64 * 0.61).cos());
+    let mut builder = ParametersBuilder::default();
+    builder.add("a.weight", [37, 5], vec![0.0; 37 * 5]);
+    let other = builder.build(DType::F32).unwrap().to_device(&Device::Cuda(gpu)).unwrap();
+    let mut average = Ema::new(&other, EmaConfig::default()).unwrap();
+    let mut adamw = AdamW::new(&parameters, AdamWConfig::default()).unwrap();
+    adamw.prepare(&parameters, 0.05, 1.0, Some(&mut average)).unwrap();
+    let refused = adamw.clip_and_step(&mut parameters, &mut gradients, Some(&mut average));
+    assert!(matches!(refused, Err(Error::Layout { what: "parameters", .. })), "{refused:?}");
+}
+
 /// In several pieces of the norm's sum.
 #[test]
 fn a_long_gradient_is_clipped_as_on_the_cpu() {

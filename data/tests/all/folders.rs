@@ -172,8 +172,9 @@ fn no_class_is_passed_over_because_its_images_lie_deeper() {
         .iter()
         .for_each(|run| fs::write(root.path().join(run).join("checkpoint.safetensors"), "").unwrap());
     fs::create_dir_all(root.path().join("notes/2023")).unwrap();
-    // What was thrown away.
-    write_picture(&root.path().join("$RECYCLE.BIN/S-1-5/1.png"), 8, 8, [0; 3]);
+    for thrown_away in ["$RECYCLE.BIN/1.png", "$RECYCLE.BIN/S-1-5/2.png"] {
+        write_picture(&root.path().join(thrown_away), 8, 8, [0; 3]);
+    }
     let train = open(root.path().to_str().unwrap(), Split::Train).unwrap();
     assert_eq!(train.classes(), ["cat", "cow"]);
     let without = "skipped 3 folders without images of their own: $RECYCLE.BIN, notes, runs";
