@@ -124,7 +124,7 @@ impl Transform {
         let zoomed = if tiny { self.size } else { self.zoomed };
         let Some(augmentation) = &self.augmentation else {
             let view = self.centred(image, zoomed, Filter::Bicubic, Shift::default());
-            return view.write(self.size, normalise, self.levels[0], out);
+            return view.write(normalise, self.levels[0], out);
         };
         let padded = match augmentation.crop {
             Crop::Auto => tiny && self.size <= TINY,
@@ -141,7 +141,7 @@ impl Transform {
             let window = random_crop([image.height(), image.width()], augmentation.min_scale, random);
             let resized = resize(image, window, [self.size; 2], augmentation.filter);
             let shift = Shift { flip, ..Shift::default() };
-            View { pixels: resized.into(), height: self.size, width: self.size, shift }
+            View { pixels: resized.into(), size: self.size, shift }
         };
         match RandAugment::new(augmentation, self.mean) {
             None => {
@@ -149,7 +149,7 @@ impl Transform {
                     Fill::Zero => self.levels[0],
                     Fill::Mean => [0.0; 3],
                 };
-                view.write(self.size, normalise, beyond, out);
+                view.write(normalise, beyond, out);
             }
             Some(operations) => {
                 let beyond = match augmentation.fill {
@@ -157,7 +157,7 @@ impl Transform {
                     Fill::Mean => self.mean,
                 };
                 let mut canvas = Canvas::new(self.size);
-                view.write(self.size, |pixel| pixel, beyond, canvas.pixels_mut());
+                view.write(|pixel| pixel, beyond, canvas.pixels_mut());
                 operations.apply(&mut canvas, random);
                 out.iter_mut().zip(canvas.pixels()).for_each(|(out, &pixel)| *out = normalise(pixel));
             }
@@ -186,7 +186,7 @@ impl Transform {
     fn centred<'a>(&self, image: &'a Image, zoomed: usize, filter: Filter, shift: Shift) -> View<'a> {
         let (height, width) = (image.height(), image.width());
         if (height, width) == (self.size, self.size) {
-            return View { pixels: image.pixels().into(), height, width, shift };
+            return View { pixels: image.pixels().into(), size: self.size, shift };
         }
         let shorter = height.min(width);
         let lengths = [height, width].map(|length| zoomed * length / shorter);
@@ -197,7 +197,7 @@ impl Transform {
         });
         let part = Window { top: middle[0], left: middle[1], ..Window::whole([self.size; 2]) };
         let pixels = resize_part(image, Window::whole([height, width]), lengths, part, filter);
-        View { pixels: pixels.into(), height: self.size, width: self.size, shift }
+        View { pixels: pixels.into(), size: self.size, shift }
     }
 }
 
@@ -209,30 +209,29 @@ struct Shift {
     flip: bool,
 }
 
-/// Pixels, (height, width, 3), and the window of them that is shown.
+/// Pixels, (size, size, 3), and the window of the same size that is shown of them.
 struct View<'a> {
     pixels: Cow<'a, [u8]>,
-    height: usize,
-    width: usize,
+    size: usize,
     shift: Shift,
 }
 
 impl View<'_> {
     /// Writes the window, which begins at row `shift.down` and column `shift.right`, to `out`, (size, size), each pixel
     /// converted by `written`. Where the window extends beyond an edge, it shows `beyond`.
-    fn write<T: Copy>(&self, size: usize, written: impl Fn([u8; 3]) -> T, beyond: T, out: &mut [T]) {
-        let Shift { down, right, flip } = self.shift;
+    fn write<T: Copy>(&self, written: impl Fn([u8; 3]) -> T, beyond: T, out: &mut [T]) {
+        let (size, Shift { down, right, flip }) = (self.size, self.shift);
         // The output's columns `from..to` lie inside the view; the first of them shows its column `first`.
         let from = right.saturating_neg().clamp(0, size as isize) as usize;
-        let to = (self.width as isize - right).clamp(from as isize, size as isize) as usize;
+        let to = (size as isize - right).clamp(from as isize, size as isize) as usize;
         let first = (from as isize + right) as usize;
         for (y, row) in out.chunks_exact_mut(size).enumerate() {
             let source = y as isize + down;
-            if !(0..self.height as isize).contains(&source) || from == to {
+            if !(0..size as isize).contains(&source) || from == to {
                 row.fill(beyond);
                 continue;
             }
-            let start = (source as usize * self.width + first) * 3;
+            let start = (source as usize * size + first) * 3;
             let pixels = self.pixels[start..start + (to - from) * 3].as_chunks::<3>().0;
             let write = |(out, &pixel): (&mut T, &[u8; 3])| *out = written(pixel);
             if flip {
