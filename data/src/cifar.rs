@@ -50,22 +50,6 @@ pub(crate) const CIFAR100: Format = Format {
     names: "fine_label_names.txt",
 };
 
-/// Reads one split of CIFAR-10 from the folder with its `.bin` files and `batches.meta.txt`.
-///
-/// Errors: [`Error::Missing`], [`Error::Truncated`], [`Error::Label`], [`Error::Unsupported`] or [`Error::Io`], with the
-/// file and, where there is one, the record; [`Error::Lacking`] for other splits than train and test.
-pub fn open_cifar10(folder: &Path, split: Split) -> Result<InMemory> {
-    CIFAR10.open(folder, split)
-}
-
-/// Reads one split of CIFAR-100, with its 100 fine classes, from the folder with `train.bin`, `test.bin` and
-/// `fine_label_names.txt`.
-///
-/// Errors: as [`open_cifar10`].
-pub fn open_cifar100(folder: &Path, split: Split) -> Result<InMemory> {
-    CIFAR100.open(folder, split)
-}
-
 impl Format {
     /// The folder that holds it: the official one in `root`, or `root` itself where any of the files lies there. One is
     /// enough to recognise the format, so that a missing one can then be named.
@@ -78,7 +62,11 @@ impl Format {
         files.any(|file| root.join(file).exists()).then(|| root.to_owned())
     }
 
-    fn open(&self, folder: &Path, split: Split) -> Result<InMemory> {
+    /// Reads one split from the folder with the files.
+    ///
+    /// Errors: [`Error::Missing`], [`Error::Truncated`], [`Error::Label`], [`Error::Unsupported`] or [`Error::Io`], with
+    /// the file and, where there is one, the record; [`Error::Lacking`] for other splits than train and test.
+    pub(crate) fn open(&self, folder: &Path, split: Split) -> Result<InMemory> {
         let files = match split {
             Split::Train => self.train,
             Split::Test => &[self.test],

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::layouts;
 use crate::folder::ImageFolder;
 use crate::layout::Layout;
-use crate::{Error, Image, Result, cifar, embedded, folder};
+use crate::{Error, Image, Result, embedded, folder};
 
 /// The part of a data set that is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -155,8 +155,7 @@ pub fn open(source: &str, split: Split) -> Result<Arc<dyn Dataset>> {
         return Err(Error::Unsupported { path: root.to_owned(), what });
     }
     match Layout::of(root)? {
-        Some(Layout::Cifar10(folder)) => Ok(Arc::new(cifar::open_cifar10(&folder, split)?)),
-        Some(Layout::Cifar100(folder)) => Ok(Arc::new(cifar::open_cifar100(&folder, split)?)),
+        Some(Layout::Cifar(format, folder)) => Ok(Arc::new(format.open(&folder, split)?)),
         Some(Layout::Undivided(images)) => Ok(Arc::new(ImageFolder::part_of(root, images, split)?)),
         Some(Layout::Divided) if split != Split::Train || root.join(Split::Train.name()).is_dir() => {
             Ok(Arc::new(ImageFolder::divided(root, split)?))

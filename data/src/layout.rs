@@ -2,16 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::cifar::{CIFAR10, CIFAR100};
+use crate::cifar::{CIFAR10, CIFAR100, Format};
 use crate::folder::{PARTS, Undivided};
 use crate::{Error, Result};
 
 /// What lies in a folder.
 pub(crate) enum Layout {
-    /// The files of CIFAR-10, in this folder.
-    Cifar10(PathBuf),
-    /// Those of CIFAR-100.
-    Cifar100(PathBuf),
+    /// The files of CIFAR-10 or CIFAR-100, in this folder.
+    Cifar(&'static Format, PathBuf),
     /// Images in `val/`, `test/` or both, and in most cases also in `train/`.
     Divided,
     /// Images in `train/CLASS/` alone, or in `CLASS/`.
@@ -26,8 +24,8 @@ impl Layout {
         let (cifar10, cifar100) = (CIFAR10.within(root), CIFAR100.within(root));
         let has_parts = PARTS.iter().any(|part| root.join(part.name()).is_dir());
         Ok(match (cifar10, cifar100, has_parts) {
-            (Some(folder), None, false) => Some(Self::Cifar10(folder)),
-            (None, Some(folder), false) => Some(Self::Cifar100(folder)),
+            (Some(folder), None, false) => Some(Self::Cifar(&CIFAR10, folder)),
+            (None, Some(folder), false) => Some(Self::Cifar(&CIFAR100, folder)),
             (None, None, _) => match Undivided::of(root)? {
                 Some(undivided) => Some(Self::Undivided(undivided)),
                 None => has_parts.then_some(Self::Divided),
