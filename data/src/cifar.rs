@@ -3,6 +3,7 @@
 //! A file is a row of records: the label bytes (CIFAR-10: the class; CIFAR-100: the coarse, then the fine class),
 //! then 3072 bytes of pixels as three planes, (3, 32, 32). The planes are interleaved once, at opening.
 
+use std::io;
 use std::path::{Path, PathBuf};
 use tensor::memory::reserve;
 
@@ -77,10 +78,8 @@ impl Format {
         // Reserved at once, because a growing vector would need the memory twice; and fallibly, because a lack of
         // memory is no reason to abort.
         let size = |file: &&str| folder.join(file).metadata().map_or(0, |file| file.len() as usize);
-        reserve(&mut pixels, files.iter().map(size).sum()).map_err(|_| {
-            let cause = std::io::Error::from(std::io::ErrorKind::OutOfMemory);
-            Error::Io { path: folder.to_owned(), cause }
-        })?;
+        let room = reserve(&mut pixels, files.iter().map(size).sum());
+        room.map_err(io::Error::from).map_err(Error::io(folder))?;
         for file in files {
             self.append(&folder.join(file), &mut pixels, &mut labels)?;
         }

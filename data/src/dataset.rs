@@ -146,7 +146,7 @@ pub fn open(source: &str, split: Split) -> Result<Arc<dyn Dataset>> {
         return Ok(Arc::new(embedded::open(split)?));
     }
     let root = Path::new(source);
-    if !root.try_exists().map_err(|cause| Error::Io { path: root.to_owned(), cause })? {
+    if !root.try_exists().map_err(Error::io(root))? {
         let (path, looked_for, help) = (root.to_owned(), "a data set's folder".to_owned(), layouts());
         return Err(Error::Missing { path, looked_for, help });
     }

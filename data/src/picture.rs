@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::hash::{Hash, Hasher};
-use std::io::{Cursor, ErrorKind, Read};
+use std::io::{self, Cursor, ErrorKind, Read};
 use std::panic;
 use std::path::Path;
 use std::sync::Arc;
@@ -148,8 +148,8 @@ pub(crate) fn read_file(path: &Path, limit: u64, looked_for: &str) -> Result<Vec
     }
     let mut bytes = vec![];
     // Too little memory is an error of this file, not the end of the program.
-    let room = reserve(&mut bytes, metadata.len() as usize).map_err(|_| ErrorKind::OutOfMemory.into());
-    room.map_err(Error::io(path))?;
+    let room = reserve(&mut bytes, metadata.len() as usize);
+    room.map_err(io::Error::from).map_err(Error::io(path))?;
     let file = fs::File::open(path).map_err(Error::io(path))?;
     file.take(limit + 1).read_to_end(&mut bytes).map_err(Error::io(path))?;
     // It may have grown meanwhile.

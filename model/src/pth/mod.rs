@@ -15,7 +15,7 @@ mod view;
 
 use crate::error::Error;
 use crate::files::TensorFile;
-use crate::reading::ensure_free;
+use crate::reading::{ensure_free, io};
 use archive::Archive;
 use pickle::{Id, Values};
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -69,10 +69,10 @@ type Result<T> = std::result::Result<T, Problem>;
 /// those of training programs do: those of its entry `model`, or else `state_dict`, `model_state_dict` or `module`; or
 /// its own; or those of the only one that has any.
 pub fn read(file: File, path: &Path) -> crate::error::Result<TensorFile> {
-    let shown = path.display().to_string();
-    let length = file.metadata().map_err(|cause| Error::Io { path: shown.clone(), cause })?.len();
+    let length = file.metadata().map_err(|cause| io(path, cause))?.len();
     // What its tensors take is not known before the pickle has been read; most are not compressed, and read one by one.
     ensure_free(path, length)?;
+    let shown = path.display().to_string();
     parse(file, length).map_err(|problem| match problem {
         Problem::Damaged(reason) => Error::Format { path: shown, reason },
         Problem::Unfit(reason) => Error::Unfit { path: shown, reason },
