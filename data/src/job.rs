@@ -106,10 +106,7 @@ impl Job {
     /// first of the others. Either way the result depends on the order and on the data alone.
     fn replace_bad(&self, batch: &mut Batch, end: usize) -> Result<()> {
         let (count, image_len) = (batch.samples.len(), batch.images.len() / batch.samples.len());
-        let mut good = vec![true; count];
-        for skipped in &batch.skipped {
-            good[skipped.slot] = false;
-        }
+        let mut good = batch.counted();
         if batch.skipped.len() == count {
             self.find_good(batch, end, image_len)?;
             good[0] = true;
