@@ -252,8 +252,7 @@ impl AdamW {
     /// made before would go on with the old moments. Errors: [`Error::Layout`] for the state of another model;
     /// [`Error::Unusable`] for values that no step can have left.
     pub fn restore(&mut self, state: &AdamWState) -> Result<()> {
-        let state = AdamWState { steps: state.steps, m: state.m.clone(), v: state.v.clone() };
-        let AdamWState { steps, m, v } = state.own(&self.layout, &self.m.device())?;
+        let AdamWState { steps, m, v } = state.clone().own(&self.layout, &self.m.device())?;
         (self.steps, self.m, self.v) = (steps, m, v);
         self.controls.iter_mut().for_each(|controls| controls.prepared = false);
         Ok(())
