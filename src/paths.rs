@@ -3,6 +3,7 @@
 use anyhow::{Context, Error, Result, anyhow, bail};
 use rayon::prelude::*;
 use std::collections::BTreeSet;
+use std::fmt::Display;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Component, Path, PathBuf};
@@ -105,9 +106,11 @@ pub fn ensure_regular(path: &Path) -> Result<()> {
 
 /// A path quoted as one word of a shell command, which is not taken for an option. On Windows, paths contain backslashes
 /// and cannot contain quotation marks.
-pub fn quoted(path: &str) -> String {
-    let here = if path.starts_with('-') { "./" } else { "" };
-    let text = format!("{here}{path}");
+pub fn quoted(path: impl Display) -> String {
+    let mut text = path.to_string();
+    if text.starts_with('-') {
+        text.insert_str(0, "./");
+    }
     let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+=:,@%".contains(c) || (cfg!(windows) && c == '\\');
     match !text.is_empty() && text.chars().all(plain) {
         true => text,

@@ -102,7 +102,7 @@ fn with_tip(mut error: clap::Error, arguments: &[OsString]) -> clap::Error {
         (ErrorKind::UnknownArgument, Some(ContextValue::String(option))) if option.starts_with('-') => {
             let is_file = |name: &&OsString| name.as_encoded_bytes().starts_with(b"-") && Path::new(name).exists();
             let file = arguments.iter().find(is_file);
-            let file = file.map(|file| format!("a file of this name is {}", quoted(&file.display().to_string())));
+            let file = file.map(|file| format!("a file of this name is {}", quoted(file.display())));
             file.or_else(|| Some(format!("options come after the command: {}", with_command(option, arguments)?)))
         }
         (ErrorKind::UnknownArgument, Some(ContextValue::String(word))) => {

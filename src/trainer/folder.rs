@@ -129,12 +129,12 @@ impl RunFolder {
 
     /// Its path as an argument of a command that a shell is given.
     pub fn argument(&self) -> String {
-        quoted(&self.path.display().to_string())
+        quoted(self.path.display())
     }
 
     /// The path of a file in it as such an argument.
     pub fn argument_of(&self, file: &str) -> String {
-        quoted(&self.path.join(file).display().to_string())
+        quoted(self.path.join(file).display())
     }
 
     /// Where it is.
@@ -232,7 +232,7 @@ fn ensure_unused(path: &Path) -> Result<()> {
         return Ok(());
     }
     if holds_run(path)? {
-        let free = free_beside(path).map_or_else(String::new, |free| format!(" {}", quoted(&free.to_string_lossy())));
+        let free = free_beside(path).map_or_else(String::new, |free| format!(" {}", quoted(free.display())));
         bail!("run folder {shown}: holds a run already; go on with --resume, or choose another with --out{free}");
     }
     match FILES.iter().find(|name| path.join(name).exists()) {

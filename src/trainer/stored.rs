@@ -91,7 +91,7 @@ impl Stored {
             && let Some(kept) = kept_in(path, &best)
         {
             let (epoch, percent) = (best.epoch, best.percent());
-            let best = quoted(&path.join(kept).display().to_string());
+            let best = quoted(path.join(kept).display());
             tell!(
                 io::stderr(),
                 "note: these are the last epoch's weights; the best, after epoch {epoch} ({percent}): {option} {best}"
