@@ -17,17 +17,17 @@ const ALIASES: [(&str, &str); 5] = [
 impl RunConfig {
     /// Whether there is a field of this name, dotted (`optimizer.eps`); those of the model not counted.
     pub fn has_field(name: &str) -> bool {
-        of_run().iter().any(|(field, _)| field == name.trim())
+        usual(name).is_some()
     }
 
     /// Whether there is a field of this name, and it is a list.
     pub fn is_list(name: &str) -> bool {
-        of_run().iter().any(|(field, value)| field == name.trim() && value.is_array())
+        usual(name).is_some_and(|value| value.is_array())
     }
 
     /// Whether there is a field of this name, and it is a text.
     pub fn is_text(name: &str) -> bool {
-        of_run().iter().any(|(field, value)| field == name.trim() && value.is_str())
+        usual(name).is_some_and(|value| value.is_str())
     }
 
     /// The field, dotted, that goes by this name elsewhere: in other trainers, or in another section.
@@ -68,6 +68,11 @@ impl RunConfig {
 /// A field's own name, without its sections.
 fn tail(field: &str) -> &str {
     field.rsplit('.').next().unwrap_or(field)
+}
+
+/// What the field of this name is by default, if there is one.
+fn usual(name: &str) -> Option<Value> {
+    of_run().into_iter().find_map(|(field, value)| (field == name.trim()).then_some(value))
 }
 
 /// All fields but the model's, dotted, and what they are by default.
