@@ -62,10 +62,8 @@ impl Average {
         let parameters = self.parameters.average().duplicate()?;
         let mut statistics = model.statistics.clone();
         let mut averages = self.statistics.iter().cloned();
-        for running in &mut statistics {
-            for values in [&mut running.mean, &mut running.variance] {
-                *values = averages.next().context("an average of other statistics")?;
-            }
+        for values in tensors_mut(&mut statistics) {
+            *values = averages.next().context("an average of other statistics")?;
         }
         let own = (
             std::mem::replace(&mut model.parameters, parameters),
@@ -99,8 +97,7 @@ impl Average {
 /// Replaces a model's numbers by the averages of a checkpoint.
 pub fn adopt(model: &mut BiFormer, parameters: &Tensor, statistics: &Tensor) -> Result<()> {
     copy_parameters(&mut model.parameters, parameters)?;
-    let running = model.statistics.iter_mut().flat_map(|running| [&mut running.mean, &mut running.variance]);
-    split(statistics.as_slice("averaged statistics")?, running)
+    split(statistics.as_slice("averaged statistics")?, tensors_mut(&mut model.statistics))
 }
 
 fn copy_parameters(parameters: &mut Parameters, flat: &Tensor) -> Result<()> {
@@ -141,6 +138,10 @@ fn split<'s>(flat: &[f32], statistics: impl Iterator<Item = &'s mut Tensor>) -> 
 
 fn tensors(statistics: &[RunningStatistics]) -> impl Iterator<Item = &Tensor> {
     statistics.iter().flat_map(|running| [&running.mean, &running.variance])
+}
+
+fn tensors_mut(statistics: &mut [RunningStatistics]) -> impl Iterator<Item = &mut Tensor> {
+    statistics.iter_mut().flat_map(|running| [&mut running.mean, &mut running.variance])
 }
 
 #[cfg(test)]
