@@ -84,8 +84,8 @@ impl<'a> Column<'a> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::BLUE;
     use super::super::gallery::{GAP, HEAD, MARGIN, NAMED_GAP, SIDE};
+    use super::super::{BLUE, rgb};
     use super::*;
     use image::Rgb;
 
@@ -113,7 +113,7 @@ mod tests {
         assert_eq!([0, 1, 2, 3].map(|token| at(0, token)), [none, one, one, none]);
         assert_eq!([0, 1, 2, 3].map(|token| at(1, token)), [third, none, none, one]);
         let ringed = page[(MARGIN + SIDE / 4 + RADIUS as u32, HEAD + SIDE / 2)];
-        assert_eq!(ringed, Rgb([BLUE.0, BLUE.1, BLUE.2]), "the point, in the image itself");
+        assert_eq!(ringed, rgb(BLUE), "the point, in the image itself");
         Ok(())
     }
 

@@ -1,10 +1,10 @@
 //! A page to draw on, and its way into a PNG file.
 
-use super::PAPER;
+use super::{PAPER, rgb};
 use ab_glyph::{Font, FontRef, GlyphId};
 use anyhow::{Context, Result, anyhow};
+use image::RgbImage;
 use image::imageops::{self, FilterType};
-use image::{Rgb, RgbImage};
 use plotters::backend::BitMapBackend;
 use plotters::coord::Shift;
 use plotters::drawing::{DrawingArea, IntoDrawingArea};
@@ -46,8 +46,7 @@ impl Canvas {
     /// An empty page.
     pub fn new(width: u32, height: u32) -> Result<Self> {
         ensure_font()?;
-        let RGBColor(red, green, blue) = PAPER;
-        Ok(Self { pixels: RgbImage::from_pixel(width * SCALE, height * SCALE, Rgb([red, green, blue])) })
+        Ok(Self { pixels: RgbImage::from_pixel(width * SCALE, height * SCALE, rgb(PAPER)) })
     }
 
     /// A line through points, with round joints.
@@ -186,6 +185,7 @@ fn enlarged((x, y): Point) -> (i32, i32) {
 mod tests {
     use super::super::INK;
     use super::*;
+    use image::Rgb;
 
     #[test]
     fn what_is_drawn_is_where_it_should_be() -> Result<()> {
@@ -199,7 +199,7 @@ mod tests {
 
         let page = image::open(&path)?.into_rgb8();
         assert_eq!(page.dimensions(), (80, 60));
-        let (ink, paper) = (Rgb([INK.0, INK.1, INK.2]), Rgb([255; 3]));
+        let (ink, paper) = (rgb(INK), Rgb([255; 3]));
         for inside in [(25, 10), (60, 30), (10, 40), (29, 49), (20, 45)] {
             assert_eq!(page[inside], ink, "{inside:?}");
         }

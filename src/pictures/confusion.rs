@@ -81,6 +81,7 @@ fn colour(share: f64, is_right: bool) -> RGBColor {
 
 #[cfg(test)]
 mod tests {
+    use super::super::rgb;
     use super::*;
     use image::{Rgb, RgbImage};
 
@@ -98,10 +99,7 @@ mod tests {
         let left = MARGIN + text_width("2 d?g", TEXT)?.max(text_width("1 cat", TEXT)?) + 10.0;
         // Near the corner, where no number is.
         let at = |row: u32, column: u32| page[(left as u32 + 44 * column + 4, HEAD as u32 + 44 * row + 4)];
-        let of = |share: f64, is_right: bool| {
-            let RGBColor(red, green, blue) = colour(share, is_right);
-            Rgb([red, green, blue])
-        };
+        let of = |share: f64, is_right: bool| rgb(colour(share, is_right));
         assert_eq!([at(0, 0), at(0, 1)], [of(0.75, true), of(0.25, false)]);
         assert_eq!([at(1, 0), at(1, 1)], [Rgb([255; 3]); 2], "a class without images");
         Ok(())

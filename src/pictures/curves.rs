@@ -251,6 +251,7 @@ fn drawable(value: f64) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use super::super::rgb;
     use super::*;
     use image::{Rgb, RgbImage};
 
@@ -279,10 +280,8 @@ mod tests {
         Ok(image::open(&path)?.into_rgb8())
     }
 
-    fn count(page: &RgbImage, RGBColor(red, green, blue): RGBColor, left: u32, right: u32) -> usize {
-        page.enumerate_pixels()
-            .filter(|&(x, _, &pixel)| (left..right).contains(&x) && pixel == Rgb([red, green, blue]))
-            .count()
+    fn count(page: &RgbImage, colour: RGBColor, left: u32, right: u32) -> usize {
+        page.enumerate_pixels().filter(|&(x, _, &pixel)| (left..right).contains(&x) && pixel == rgb(colour)).count()
     }
 
     #[test]

@@ -27,6 +27,7 @@ pub mod scaling;
 pub use canvas::is_own;
 pub use gallery::ROWS;
 
+use image::Rgb;
 use plotters::style::RGBColor;
 
 const PAPER: RGBColor = RGBColor(255, 255, 255);
@@ -45,3 +46,8 @@ const VERMILION: RGBColor = RGBColor(213, 94, 0);
 const HEADING: f64 = 19.0;
 const TEXT: f64 = 15.0;
 const SMALL: f64 = 14.0;
+
+/// A colour as an image has it.
+const fn rgb(RGBColor(red, green, blue): RGBColor) -> Rgb<u8> {
+    Rgb([red, green, blue])
+}

@@ -1,6 +1,6 @@
 //! Routed regions and attention weights, drawn over an image's pixels.
 
-use super::BLUE;
+use super::{BLUE, rgb};
 use image::{Rgb, RgbImage};
 use ops::Regions;
 use plotters::style::RGBColor;
@@ -8,7 +8,7 @@ use plotters::style::RGBColor;
 /// The tint of regions and tokens that are attended to.
 const TINT: RGBColor = RGBColor(255, 176, 0);
 /// The outline of the query region, and the ring around the query point.
-const OUTLINE: Rgb<u8> = Rgb([BLUE.0, BLUE.1, BLUE.2]);
+const OUTLINE: Rgb<u8> = rgb(BLUE);
 /// A rim beside the outline that separates it from the picture.
 const RIM: Rgb<u8> = Rgb([255; 3]);
 /// The opacity of the tint on the best-scoring and on the last of the routed regions.

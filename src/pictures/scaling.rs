@@ -112,6 +112,7 @@ fn thousands(power: i32) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::rgb;
     use super::*;
     use image::Rgb;
 
@@ -128,8 +129,8 @@ mod tests {
             draw([growth(1.3, count), growth(2.0, count)], "64 channels", &path)?;
             let page = image::open(&path)?.into_rgb8();
             assert_eq!(page.dimensions(), (WIDTH, HEIGHT));
-            for RGBColor(red, green, blue) in [BLUE, VERMILION] {
-                let drawn = page.pixels().filter(|&&pixel| pixel == Rgb([red, green, blue])).count();
+            for colour in [BLUE, VERMILION] {
+                let drawn = page.pixels().filter(|&&pixel| pixel == rgb(colour)).count();
                 assert!(drawn > 40 + 20 * count as usize, "{drawn} pixels");
             }
             let inside = |x: u32, y: u32| (8..WIDTH - 8).contains(&x) && (8..HEIGHT - 8).contains(&y);
