@@ -85,18 +85,15 @@ impl<'a> Column<'a> {
 #[cfg(test)]
 mod tests {
     use super::super::gallery::{GAP, HEAD, MARGIN, NAMED_GAP, SIDE};
-    use super::super::{BLUE, rgb};
+    use super::super::{BLUE, rgb, saved};
     use super::*;
     use image::Rgb;
 
     fn drawn(images: usize, all: Vec<Tensor>) -> Result<RgbImage> {
-        let folder = tempfile::tempdir()?;
-        let path = folder.path().join("attention.png");
         let image = data::Image::new(48, 48, vec![90; 48 * 48 * 3])?;
         let mut trace = Trace::default();
         trace.attention_weights = all.into_iter().map(|weights| ("stages.0.0.attn".to_owned(), weights)).collect();
-        draw(&vec![("one of them".to_owned(), image); images], &trace, [0.5, 0.25], &path)?;
-        Ok(image::open(&path)?.into_rgb8())
+        saved(|path| draw(&vec![("one of them".to_owned(), image); images], &trace, [0.5, 0.25], path))
     }
 
     #[test]

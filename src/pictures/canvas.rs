@@ -183,7 +183,7 @@ fn enlarged((x, y): Point) -> (i32, i32) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::INK;
+    use super::super::{INK, saved};
     use super::*;
     use image::Rgb;
 
@@ -193,11 +193,7 @@ mod tests {
         canvas.line(&[(10.0, 10.0), (40.0, 10.0), (10.0, 10.0)], INK, 2.0)?;
         canvas.dot((60.0, 30.0), 5.0, INK)?;
         canvas.rectangle((10.0, 40.0), (20.0, 10.0), INK)?;
-        let folder = tempfile::tempdir()?;
-        let path = folder.path().join("page.png");
-        canvas.save(&path)?;
-
-        let page = image::open(&path)?.into_rgb8();
+        let page = saved(|path| canvas.save(path))?;
         assert_eq!(page.dimensions(), (80, 60));
         let (ink, paper) = (rgb(INK), Rgb([255; 3]));
         for inside in [(25, 10), (60, 30), (10, 40), (29, 49), (20, 45)] {

@@ -81,15 +81,12 @@ fn colour(share: f64, is_right: bool) -> RGBColor {
 
 #[cfg(test)]
 mod tests {
-    use super::super::rgb;
+    use super::super::{rgb, saved};
     use super::*;
     use image::{Rgb, RgbImage};
 
     fn drawn(classes: &[String], counts: &[Vec<u64>]) -> Result<RgbImage> {
-        let folder = tempfile::tempdir()?;
-        let path = folder.path().join("confusion.png");
-        draw(classes, counts, "of a test", &path)?;
-        Ok(image::open(&path)?.into_rgb8())
+        saved(|path| draw(classes, counts, "of a test", path))
     }
 
     #[test]

@@ -251,7 +251,7 @@ fn drawable(value: f64) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::rgb;
+    use super::super::{rgb, saved};
     use super::*;
     use image::{Rgb, RgbImage};
 
@@ -274,10 +274,7 @@ mod tests {
     const TOLD: Told<'_> = Told { tested_on: "validation", smooths: true, mixes: true };
 
     fn drawn(metrics: &[EpochMetrics]) -> Result<RgbImage> {
-        let folder = tempfile::tempdir()?;
-        let path = folder.path().join("curves.png");
-        draw(metrics, TOLD, &path)?;
-        Ok(image::open(&path)?.into_rgb8())
+        saved(|path| draw(metrics, TOLD, path))
     }
 
     fn count(page: &RgbImage, colour: RGBColor, left: u32, right: u32) -> usize {

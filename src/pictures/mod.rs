@@ -51,3 +51,12 @@ const SMALL: f64 = 14.0;
 const fn rgb(RGBColor(red, green, blue): RGBColor) -> Rgb<u8> {
     Rgb([red, green, blue])
 }
+
+/// The picture that `draw` saves at the path that it is given.
+#[cfg(test)]
+fn saved(draw: impl FnOnce(&std::path::Path) -> anyhow::Result<()>) -> anyhow::Result<image::RgbImage> {
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("picture.png");
+    draw(&path)?;
+    Ok(image::open(&path)?.into_rgb8())
+}

@@ -98,6 +98,7 @@ impl<'a> Column<'a> {
 #[cfg(test)]
 mod tests {
     use super::super::gallery::{GAP, HEAD, MARGIN, SIDE};
+    use super::super::saved;
     use super::*;
     use image::{Rgb, RgbImage};
     use ops::Regions;
@@ -129,10 +130,7 @@ mod tests {
     }
 
     fn drawn(shown: &[(usize, data::Image)], trace: &Trace) -> Result<RgbImage> {
-        let folder = tempfile::tempdir()?;
-        let path = folder.path().join("routing.png");
-        draw(shown, trace, &path)?;
-        Ok(image::open(&path)?.into_rgb8())
+        saved(|path| draw(shown, trace, path))
     }
 
     fn size(columns: u32, rows: u32) -> (u32, u32) {

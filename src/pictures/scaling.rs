@@ -112,22 +112,19 @@ fn thousands(power: i32) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::rgb;
+    use super::super::{rgb, saved};
     use super::*;
     use image::Rgb;
 
     #[test]
     fn both_curves_are_inside_the_page() -> Result<()> {
-        let folder = tempfile::tempdir()?;
-        let path = folder.path().join("scaling.png");
         let growth = |e: f64, count: i32| Growth {
             name: "something that grows",
             points: (0..count).map(|i| 784.0 * 4f64.powi(i)).map(|x| (x, 1e-7 * x.powf(e))).collect(),
             exponent: (count > 1).then_some(e),
         };
         for count in [0, 1, 5] {
-            draw([growth(1.3, count), growth(2.0, count)], "64 channels", &path)?;
-            let page = image::open(&path)?.into_rgb8();
+            let page = saved(|path| draw([growth(1.3, count), growth(2.0, count)], "64 channels", path))?;
             assert_eq!(page.dimensions(), (WIDTH, HEIGHT));
             for colour in [BLUE, VERMILION] {
                 let drawn = page.pixels().filter(|&&pixel| pixel == rgb(colour)).count();
