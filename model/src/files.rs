@@ -2,7 +2,7 @@
 
 use crate::elements::{put_all, stored};
 use crate::error::{Error, Result};
-use crate::header::{CHECKSUM, Header, METADATA, in_order, written};
+use crate::header::{CHECKSUM, Header, METADATA, damaged, in_order, written};
 use crate::pth;
 use crate::reading::{ensure_free, first_bytes, io, open_regular};
 use crate::safely::write_with;
@@ -71,12 +71,10 @@ impl TensorFile {
     /// The metadata of a safetensors file; nothing else is read, so the checksum is not verified. Errors:
     /// [`Error::Io`], [`Error::Foreign`], [`Error::Format`].
     pub fn read_metadata(path: &Path) -> Result<HashMap<String, String>> {
-        let shown = path.display().to_string();
-        let format = |reason: String| Error::Format { path: shown.clone(), reason };
         let mut file = open_regular(path)?;
         let length = file.metadata().map_err(|cause| io(path, cause))?.len();
-        let metadata = Header::read(&mut file, length, &shown)?.metadata();
-        metadata.map(|(metadata, _)| metadata).map_err(|error| format(error.to_string()))
+        let (metadata, _) = Header::read(&mut file, length, &path.display().to_string())?.metadata()?;
+        Ok(metadata)
     }
 
     /// The contents of a safetensors file's bytes, verified against their checksum if they have one; `path` names it in
@@ -93,16 +91,15 @@ impl TensorFile {
         wants: impl Fn(&HashMap<String, String>, &str) -> bool,
         ensure_room: impl FnOnce(u64) -> Result<()>,
     ) -> Result<Self> {
-        let format = |reason: String| Error::Format { path: path.to_owned(), reason };
         let header = Header::read(source, length, path)?;
-        let (metadata, _) = header.metadata().map_err(|error| format(error.to_string()))?;
+        let (metadata, _) = header.metadata()?;
         let wants = |name: &str| wants(&metadata, name);
         let [end, needed] = header.extent(wants);
         if end != length {
-            return Err(format(format!("it has {length} bytes, and its tensors should end after {end}")));
+            return Err(damaged(path, format!("it has {length} bytes, and its tensors should end after {end}")));
         }
         ensure_room(needed)?;
-        let tensors = header.tensors(source, path, wants)?;
+        let tensors = header.tensors(source, wants)?;
         Ok(Self { tensors, metadata })
     }
 

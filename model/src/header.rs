@@ -8,6 +8,7 @@ use crc32fast::Hasher;
 use safetensors::tensor::Metadata;
 use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, HashMap};
+use std::fmt::Display;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
 use tensor::Tensor;
@@ -24,19 +25,20 @@ pub const CHECKSUM: &str = "crc32";
 const MAX_HEADER: u64 = 100_000_000;
 
 /// A header that was read.
-pub struct Header {
+pub struct Header<'p> {
+    /// What names the file in errors.
+    path: &'p str,
     /// Where it ends, and the tensors' bytes begin.
     end: u64,
     entries: Map<String, Value>,
 }
 
-impl Header {
+impl<'p> Header<'p> {
     /// Reads it from the beginning of a file of `length` bytes, and nothing behind it. `path` names the file in errors:
     /// [`Error::Io`], [`Error::Foreign`], [`Error::OldArchive`], [`Error::Format`].
-    pub fn read(source: &mut (impl Read + Seek), length: u64, path: &str) -> Result<Self> {
+    pub fn read(source: &mut (impl Read + Seek), length: u64, path: &'p str) -> Result<Self> {
         const LENGTH: u64 = size_of::<u64>() as u64;
-        let format = |reason: String| Error::Format { path: path.to_owned(), reason };
-        let cut = || format("it ends before its header".into());
+        let cut = || damaged(path, "it ends before its header");
         let mut read = |from, most: u64| {
             let mut bytes = vec![];
             source.seek(SeekFrom::Start(from)).and_then(|_| source.take(most).read_to_end(&mut bytes)).map(|_| bytes)
@@ -46,20 +48,21 @@ impl Header {
         ensure_safetensors(&beginning, path)?;
         let said = beginning.first_chunk().map(|bytes| u64::from_le_bytes(*bytes)).ok_or_else(cut)?;
         if said > MAX_HEADER {
-            return Err(format(format!("its header is said to have {said} bytes")));
+            return Err(damaged(path, format!("its header is said to have {said} bytes")));
         }
         if LENGTH + said > length {
             return Err(cut());
         }
         let entries = read(LENGTH, said).map_err(failed)?;
-        let entries = serde_json::from_slice(&entries).map_err(|error| format(error.to_string()))?;
-        Ok(Self { end: LENGTH + said, entries })
+        let entries = serde_json::from_slice(&entries).map_err(|error| damaged(path, error))?;
+        Ok(Self { path, end: LENGTH + said, entries })
     }
 
-    /// The file's metadata, without the checksum, which comes second.
-    pub fn metadata(&self) -> serde_json::Result<(HashMap<String, String>, Option<String>)> {
+    /// The file's metadata, without the checksum, which comes second. Errors: [`Error::Format`].
+    pub fn metadata(&self) -> Result<(HashMap<String, String>, Option<String>)> {
         let metadata = self.entries.get(METADATA).cloned().unwrap_or_else(|| json!({}));
-        let mut metadata: HashMap<String, String> = serde_json::from_value(metadata)?;
+        let mut metadata: HashMap<String, String> =
+            serde_json::from_value(metadata).map_err(|error| damaged(self.path, error))?;
         let checksum = metadata.remove(CHECKSUM);
         Ok((metadata, checksum))
     }
@@ -87,17 +90,15 @@ impl Header {
     pub fn tensors(
         self,
         source: &mut (impl Read + Seek),
-        path: &str,
         wants: impl Fn(&str) -> bool,
     ) -> Result<BTreeMap<String, Tensor>> {
-        let format = |reason: String| Error::Format { path: path.to_owned(), reason };
-        let broken = |error: serde_json::Error| format(error.to_string());
-        let (_, stated) = self.metadata().map_err(broken)?;
+        let path = self.path;
+        let (_, stated) = self.metadata()?;
         let mut sum = Hasher::new();
         if stated.is_some() {
             sum.update(&in_order(without_checksum(self.entries.clone()).into()));
         }
-        let places: Metadata = serde_json::from_value(self.entries.into()).map_err(broken)?;
+        let places: Metadata = serde_json::from_value(self.entries.into()).map_err(|error| damaged(path, error))?;
         let failed = |cause| io(Path::new(path), cause);
         source.seek(SeekFrom::Start(self.end)).map_err(failed)?;
         let mut source = Summing { of: source, sum };
@@ -119,10 +120,11 @@ impl Header {
         if let Some(stated) = stated {
             let found = written(source.sum);
             if found != stated {
-                return Err(format(format!(
+                let reason = format!(
                     "its contents have the checksum {found}, and it says {stated}; without {CHECKSUM} in its metadata it is \
                      taken as it is"
-                )));
+                );
+                return Err(damaged(path, reason));
             }
         }
         match unfit.pop_first() {
@@ -132,6 +134,11 @@ impl Header {
             None => Ok(tensors),
         }
     }
+}
+
+/// The error for a file that is none of tensors, or a damaged one.
+pub fn damaged(path: &str, reason: impl Display) -> Error {
+    Error::Format { path: path.to_owned(), reason: reason.to_string() }
 }
 
 /// A header's entries as the checksum counts them.
