@@ -67,12 +67,16 @@ impl<T: Copy> PerStage<T> {
     fn ensure_fits(&self, field: &'static str, stages: usize) -> Result<()> {
         match self {
             PerStage::Each(values) if values.len() != stages => {
-                let message = format!("{} values, expected one, or one for each of {stages} stages", values.len());
-                Err(Error::Config { field, message })
+                wrong(field, format!("{} values, expected one, or one for each of {stages} stages", values.len()))
             }
             _ => Ok(()),
         }
     }
+}
+
+/// The error for a field.
+fn wrong(field: &'static str, message: impl Into<String>) -> Result<()> {
+    Err(Error::Config { field, message: message.into() })
 }
 
 /// The configuration of a BiFormer. `Default` is BiFormer-T.
@@ -223,19 +227,18 @@ impl ModelConfig {
     /// Checks everything that can be wrong with a configuration, whatever the image. Errors: [`Error::Config`], with
     /// the field.
     pub fn check(&self) -> Result<()> {
-        let wrong = |field: &'static str, message: String| Err(Error::Config { field, message });
         let stages = self.stages();
         if !(1..=MAX_STAGES).contains(&stages) || self.depth.iter().any(|blocks| !(1..=MAX_BLOCKS).contains(blocks)) {
             let limits = format!("1 to {MAX_STAGES} stages, each of 1 to {MAX_BLOCKS} blocks");
             return wrong("depth", format!("expected {limits}, got {:?}", self.depth));
         }
         if self.features == Features::Dense && self.family == Family::BiformerStlNchw {
-            return wrong("features", "dense features are those of the biformer and biformer_stl families".into());
+            return wrong("features", "dense features are those of the biformer and biformer_stl families");
         }
         if self.soft_routing && self.family == Family::BiformerStlNchw {
             let message =
                 "true, but the biformer_stl_nchw family routes hard only; use biformer_stl, or set it to false";
-            return wrong("soft_routing", message.into());
+            return wrong("soft_routing", message);
         }
         for (field, len) in [("embed_dim", self.embed_dim.len()), ("topks", self.topks.len())] {
             if len != stages {
@@ -253,10 +256,7 @@ impl ModelConfig {
             }
         }
         if self.lce_kernel == 0 && (0..stages).any(|stage| self.attend(stage) == Attend::FullWithContext) {
-            return wrong(
-                "lce_kernel",
-                "0, but a stage of topk -2 has local context; topk -1 is the same without".into(),
-            );
+            return wrong("lce_kernel", "0, but a stage of topk -2 has local context; topk -1 is the same without");
         }
         if self.stem_strides.iter().any(|stride| !(1..=4).contains(stride)) {
             return wrong("stem_strides", format!("from 1 to 4, got {:?}", self.stem_strides));
@@ -299,7 +299,6 @@ impl ModelConfig {
     }
 
     fn check_stage(&self, stage: usize) -> Result<()> {
-        let wrong = |field: &'static str, message: String| Err(Error::Config { field, message });
         let (dim, n_win, ratio) = (self.embed_dim[stage], self.n_win.at(stage), self.mlp_ratio.at(stage));
         if !(1..=MAX_CHANNELS).contains(&dim) {
             return wrong("embed_dim", format!("{dim} channels in stage {}, expected 1 to {MAX_CHANNELS}", stage + 1));
