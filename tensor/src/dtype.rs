@@ -47,6 +47,11 @@ impl DType {
             DType::Bf16 => 2,
         }
     }
+
+    /// Elements in 16 bytes: in a `Pack`, which a thread on a GPU loads or stores at once.
+    pub fn per_pack(self) -> usize {
+        16 / self.size()
+    }
 }
 
 impl fmt::Display for DType {

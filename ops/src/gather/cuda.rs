@@ -13,7 +13,7 @@ pub static KERNELS: Module = Module {
 /// y (N, Q, D) from x (N, R, D) and indices (N, Q); `extents` are N, R and D.
 pub fn forward(x: &Tensor, indices: &Tensor, [images, rows, width]: [usize; 3], y: &mut Tensor) -> Result<()> {
     indices.ensure_dtype("gather", DType::Index)?;
-    let (positions, packs) = (indices.count(), packs(width, x.dtype()));
+    let (positions, packs) = (indices.count(), width.div_ceil(x.dtype().per_pack()));
     let launch = KERNELS.launch_on(x, "gather_forward<T>")?.over(positions * packs);
     let launch = launch.input(x)?.input(indices)?.output(y)?;
     let launch = launch.count(positions).count(positions / images.max(1)).count(rows).count(width).count(packs);
@@ -24,14 +24,10 @@ pub fn forward(x: &Tensor, indices: &Tensor, [images, rows, width]: [usize; 3], 
 /// dx (N, R, D) from dy (N, Q, D): every row of dx adds up the rows of dy that were picked from it.
 pub fn backward(dy: &Tensor, indices: &Tensor, [images, rows, width]: [usize; 3], dx: Out<'_>) -> Result<()> {
     dx.ensure_dtype("gather", dy.dtype())?;
-    let (all_rows, picks, packs) = (images * rows, indices.count() / images.max(1), packs(width, dy.dtype()));
+    let (all_rows, picks) = (images * rows, indices.count() / images.max(1));
+    let packs = width.div_ceil(dy.dtype().per_pack());
     let launch = KERNELS.launch_on(dy, "gather_backward<T>")?.over(all_rows * packs);
     let launch = launch.input(dy)?.input(indices)?.out(Some(&dx));
     // SAFETY: dx is (images, rows, width), dy (images, picks, width), and there is an index for each row of dy.
     unsafe { launch.count(all_rows).count(picks).count(rows).count(width).count(packs).run() }
-}
-
-/// Threads that it takes for a row.
-fn packs(width: usize, dtype: DType) -> usize {
-    width.div_ceil(16 / dtype.size())
 }

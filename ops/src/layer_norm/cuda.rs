@@ -46,8 +46,8 @@ struct Shares {
 impl Rows {
     /// For x and maps like it, at the addresses `maps`.
     fn new(rows: usize, channels: usize, dtype: DType, maps: &[u64]) -> Self {
-        let (size, packs) = (16 / dtype.size(), channels * dtype.size() / 16);
-        let whole = channels.is_multiple_of(size) && maps.iter().all(|address| address.is_multiple_of(16));
+        let (pack, packs) = (dtype.per_pack(), channels / dtype.per_pack());
+        let whole = channels.is_multiple_of(pack) && maps.iter().all(|address| address.is_multiple_of(16));
         let fits = whole && (1..=32 * MAX_PACKS).contains(&packs);
         Self { rows, channels, shares: fits.then(|| Shares::new(rows, packs)) }
     }

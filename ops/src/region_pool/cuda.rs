@@ -3,7 +3,7 @@
 
 use super::geometry::{Geometry, token_strides};
 use tensor::cuda::{Module, Out};
-use tensor::{DType, Result, Tensor};
+use tensor::{Result, Tensor};
 
 pub static KERNELS: Module = Module {
     name: "region_pool",
@@ -16,7 +16,7 @@ pub static KERNELS: Module = Module {
 pub fn forward(op: &'static str, x: &Tensor, g: Geometry, y: &mut Tensor) -> Result<()> {
     token_strides(op, x)?;
     let (images, [down, across], [h, w], channels) = (g.images, g.regions.grid(), g.regions.size(), g.channels);
-    let (count, packs) = (images * down * across, packs(channels, x.dtype()));
+    let (count, packs) = (images * down * across, channels.div_ceil(x.dtype().per_pack()));
     let launch = KERNELS.launch_on(x, "region_pool_forward<T>")?.over(count * packs);
     let launch = launch.view(x)?.output(y)?.count(count).extents([down, across, h, w, channels, packs])?;
     // SAFETY: x is (images, down·h, across·w, channels) with channels side by side, y (count, channels).
@@ -27,14 +27,9 @@ pub fn forward(op: &'static str, x: &Tensor, g: Geometry, y: &mut Tensor) -> Res
 pub fn backward(dy: &Tensor, g: Geometry, dx: Out<'_>) -> Result<()> {
     let (images, [down, across], [h, w], channels) = (g.images, g.regions.grid(), g.regions.size(), g.channels);
     dx.ensure_dtype("region_pool", dy.dtype())?;
-    let packs = packs(channels, dy.dtype());
+    let packs = channels.div_ceil(dy.dtype().per_pack());
     let launch = KERNELS.launch_on(dy, "region_pool_backward<T>")?.blocks(images * down * h);
     let launch = launch.input(dy)?.out(Some(&dx)).extents([across, h, w, channels, packs, across * w * packs])?;
     // SAFETY: dy is (images, down·across, channels), dx (images, down·h, across·w, channels).
     unsafe { launch.run() }
-}
-
-/// Threads that it takes for a token.
-fn packs(channels: usize, dtype: DType) -> usize {
-    channels.div_ceil(16 / dtype.size())
 }

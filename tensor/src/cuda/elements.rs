@@ -76,7 +76,7 @@ pub fn put_within(out: Out<'_>, start: usize, strides: &[usize], values: &Tensor
     let moved = if dtype == DType::Index && !out.accumulate { DType::F32 } else { dtype };
     let in_packs = [(&source, from), (&target, to)]
         .iter()
-        .all(|(layout, address)| address.is_multiple_of(16) && layout.is_in_packs(16 / dtype.size()));
+        .all(|(layout, address)| address.is_multiple_of(16) && layout.is_in_packs(dtype.per_pack()));
     let launch = if in_packs {
         KERNELS.launch(out.gpu(), "put_packs<T>", moved)?.over_packs(count, dtype)
     } else {

@@ -30,7 +30,7 @@ pub struct Tiles {
 impl Tiles {
     /// The division for elements of a type.
     pub fn new(rows: usize, columns: usize, dtype: DType) -> Self {
-        let packs = columns.div_ceil(16 / dtype.size());
+        let packs = columns.div_ceil(dtype.per_pack());
         let strips = packs.div_ceil((THREADS / rows.max(1)).clamp(LINE, MAX_ACROSS));
         let across = packs.checked_div(strips).map_or(1, |_| packs.div_ceil(strips));
         Self { rows, columns, strips, across }
@@ -48,7 +48,7 @@ impl Tiles {
 
     /// Workspace for the blocks' partial sums: `sums` of them for each column of `outer` matrices like x.
     pub fn partial(&self, x: &Tensor, outer: usize, sums: usize) -> Result<Tensor> {
-        let count = sums * self.across * 16 / x.dtype().size();
+        let count = sums * self.across * x.dtype().per_pack();
         partial_sums(&x.device(), x.dtype().of_sums(), [outer * self.strips, self.pieces(outer), count])
     }
 

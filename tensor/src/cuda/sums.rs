@@ -34,7 +34,7 @@ pub fn partial_sums(device: &Device, dtype: DType, [strips, pieces, count]: [usi
             format!("{strips} sums over {pieces} blocks each need more counters than there are"),
         ));
     }
-    Tensor::empty_on(device, [strips, pieces, count.next_multiple_of(16 / dtype.size())], dtype)
+    Tensor::empty_on(device, [strips, pieces, count.next_multiple_of(dtype.per_pack())], dtype)
 }
 
 #[cfg(test)]

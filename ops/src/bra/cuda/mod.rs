@@ -102,13 +102,13 @@ pub fn route(
     [routes, affinities]: [&mut Tensor; 2],
 ) -> Result<()> {
     let (dtype, regions, gpu) = (qkv.dtype(), g.regions.count(), qkv.gpu("bra")?);
-    let (pack, of_image) = (16 / dtype.size(), g.tokens() * 2 * g.qk_dim * dtype.size());
+    let (pack, of_image) = (dtype.per_pack(), g.tokens() * 2 * g.qk_dim * dtype.size());
     let in_packs = [g.qk_dim, g.v_dim].iter().all(|dim| dim.is_multiple_of(pack));
     let in_packs = in_packs && qkv.address("bra", gpu)?.is_multiple_of(16);
     let properties = gpu.properties();
     let filled = 4 * g.images >= 3 * properties.multiprocessors;
     // In shared memory, all regions' affinities and means.
-    let pack_of_sums = 16 / dtype.of_sums().size();
+    let pack_of_sums = dtype.of_sums().per_pack();
     let row = regions.next_multiple_of(pack_of_sums);
     let shared = SHARES * regions * row + 2 * g.qk_dim * (regions.next_multiple_of(ROWS) | 1);
     let shared = shared * dtype.of_sums().size();

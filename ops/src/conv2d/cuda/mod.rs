@@ -174,7 +174,7 @@ fn part(map: &Tensor, images: &Range<usize>) -> Result<Tensor> {
 
 /// The length of a row of patches: one patch, padded to whole packs.
 fn row(g: &Geometry, dtype: DType) -> usize {
-    g.patch().next_multiple_of(16 / dtype.size())
+    g.patch().next_multiple_of(dtype.per_pack())
 }
 
 /// The patches of the output pixels of some images, (pixels, row).

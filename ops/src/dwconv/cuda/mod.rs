@@ -165,7 +165,7 @@ fn rows(kernel: usize) -> usize {
 /// Whether each pixel of maps at these addresses, with these strides, is a number of whole packs of 16 bytes, aligned.
 /// These are copied at once, and each thread takes two or four channels. In f64 there are too few registers for that.
 fn packed(g: Geometry, dtype: DType, maps: [(u64, usize); 2]) -> bool {
-    let pack = 16 / dtype.size();
+    let pack = dtype.per_pack();
     let whole = |(address, stride): (u64, usize)| address.is_multiple_of(16) && stride.is_multiple_of(pack);
     dtype != DType::F64 && g.channels.is_multiple_of(pack) && maps.into_iter().all(whole)
 }
