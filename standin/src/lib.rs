@@ -153,6 +153,14 @@ impl Standin {
         assert!(none.is_none() && !out.contains("running 0 tests"), "no test is called {none:?}");
         format!("{out}{err}")
     }
+
+    /// The same in each order of execution that `STANDIN_EAGER` knows: when requests are done as late as can be, and
+    /// where one of the streams is ahead of the others.
+    pub fn repeat_in_each_order(&self, words: &[&str], settings: &[(&str, &str)]) {
+        for eager in ["0", "1", "2", "3"] {
+            self.repeat(words, &[settings, &[("STANDIN_EAGER", eager)]].concat());
+        }
+    }
 }
 
 /// A command that runs tests of this test's own program again, in a process in which the kernels of the emulated device

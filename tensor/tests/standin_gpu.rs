@@ -142,8 +142,6 @@ fn on_the_standin_gpu() {
     for test in ["kernels_find_room", "products_find_room", "recordings_find_room"] {
         standin.repeat(&[test], &[(MEMORY, &memory)]);
     }
-    for eager in ["0", "1", "2", "3"] {
-        standin.repeat(&["work_aside_finds_room"], &[(MEMORY, &memory), ("STANDIN_EAGER", eager)]);
-        standin.repeat(&["side_by_side"], &[(DEVICES, "2"), ("STANDIN_EAGER", eager)]);
-    }
+    standin.repeat_in_each_order(&["work_aside_finds_room"], &[(MEMORY, &memory)]);
+    standin.repeat_in_each_order(&["side_by_side"], &[(DEVICES, "2")]);
 }
