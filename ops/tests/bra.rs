@@ -60,7 +60,7 @@ fn every_k_from_one_to_all_regions() {
 
 #[test]
 fn every_way_through_the_registers_on_every_instruction_set() {
-    for limited in limits(&[Isa::Portable, Isa::Avx2, Isa::Avx512]) {
+    for limited in limits(&Isa::SIMD) {
         let isa = limited.isa();
         for (map, grid, topk, [heads, dim]) in [
             ([16, 16], [4, 4], 4, [2, 24]), // 16 queries fill a register

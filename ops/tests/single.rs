@@ -14,23 +14,22 @@ const PRODUCTS: [&str; 2] = ["linear", "conv2d"];
 
 #[test]
 fn single_precision_agrees_with_double() {
-    agrees(&[Isa::Portable, Isa::Avx2, Isa::Avx512], |_, _| true, DType::F32);
+    agrees(&Isa::SIMD, |_, _| true, DType::F32);
 }
 
 /// Where maps and the gradient from above are bf16s already, nothing is rounded but sums, as in single precision. (Where
 /// GELU follows, the gradient that a product takes is its result, and is rounded.)
 #[test]
 fn products_of_bf16_factors_agree_with_double_precision() {
-    let all = [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16, Isa::Amx];
     let of_bf16 = |op: &str, case: &str| PRODUCTS.contains(&op) && !case.starts_with("GELU");
-    agrees(&all, of_bf16, DType::Bf16);
+    agrees(&Isa::ALL, of_bf16, DType::Bf16);
 }
 
 /// What does not depend on chance, threads or views in f64 does not in the types that have kernels of their own.
 #[test]
 fn the_laws_of_bits_hold_in_single_precision_and_with_bf16_factors() {
     let mut failures = vec![];
-    for limited in limits(&[Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16, Isa::Amx]) {
+    for limited in limits(&Isa::ALL) {
         for (factors, ops) in [(DType::F32, &[][..]), (DType::Bf16, &PRODUCTS)] {
             for op in OPS.iter().filter(|op| ops.is_empty() || ops.contains(&op.name)) {
                 for mut case in (op.cases)() {
@@ -55,7 +54,7 @@ const NOT_BY_ROWS: [&str; 3] = [
 /// Which images go through a model together in inference depends on the number of threads.
 #[test]
 fn a_row_has_the_same_bits_alone_and_among_others() -> Result<()> {
-    for limited in limits(&[Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16, Isa::Amx]) {
+    for limited in limits(&Isa::ALL) {
         for op in OPS.iter().filter(|op| !NOT_BY_ROWS.contains(&op.name)) {
             let mut compared = 0;
             for case in (op.cases)() {
@@ -146,7 +145,7 @@ fn the_gradient_of_a_view_of_bf16_is_f32() -> Result<()> {
 #[test]
 fn long_sums_stay_accurate() {
     const SIDE: usize = 512;
-    for limited in limits(&[Isa::Portable, Isa::Avx2, Isa::Avx512]) {
+    for limited in limits(&Isa::SIMD) {
         let tape = Tape::inference();
         let x = tape.constant(Tensor::full([1, SIDE, SIDE, 3], 0.1f32));
         let rows = ops::reshape(&x, [SIDE * SIDE, 3]).unwrap();

@@ -77,7 +77,7 @@ fn kernels_agree_with_the_reference<T: Float>(tolerance: f64) {
 
 #[test]
 fn maps_inside_wider_tensors_on_every_instruction_set() {
-    for _limited in limits(&[Isa::Portable, Isa::Avx2, Isa::Avx512]) {
+    for _limited in limits(&Isa::SIMD) {
         kernels_agree_with_the_reference::<f32>(1e-5);
         kernels_agree_with_the_reference::<f64>(1e-13);
     }

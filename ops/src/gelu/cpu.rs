@@ -107,7 +107,7 @@ mod tests {
     fn an_element_has_the_same_bits_whatever_lies_beside_it() {
         let x: Vec<f32> = (0..100).map(|i| (i as f32 - 50.0) * 0.0731).collect();
         let dy: Vec<f32> = x.iter().map(|x| 1.0 - x).collect();
-        for limited in limits(&[Isa::Portable, Isa::Avx2, Isa::Avx512]) {
+        for limited in limits(&Isa::SIMD) {
             let both = |range: std::ops::Range<usize>| {
                 let (mut y, mut dx) = (vec![0.0; range.len()], vec![0.5; range.len()]);
                 forward(&x[range.clone()], &mut y);
@@ -130,7 +130,7 @@ mod tests {
         let (mut wide_y, mut wide_dx) = (vec![0.0; x.len()], vec![0.0; x.len()]);
         forward(&wide, &mut wide_y);
         backward(&ones.1, &wide, Out::store(&mut wide_dx));
-        for limited in limits(&[Isa::Portable, Isa::Avx2, Isa::Avx512]) {
+        for limited in limits(&Isa::SIMD) {
             let isa = limited.isa();
             forward(&x, &mut y);
             let mut in_place = x.clone();

@@ -76,7 +76,7 @@ mod tests {
             let (mut wide_y, mut wide_dx) = (vec![0.0; x.len()], vec![0.0; x.len()]);
             forward(&wide(&x), channels, &mut wide_y);
             backward(&wide(&dy), &wide_y, channels, Out::store(&mut wide_dx));
-            for limited in limits(&[Isa::Portable, Isa::Avx2, Isa::Avx512]) {
+            for limited in limits(&Isa::SIMD) {
                 let isa = limited.isa();
                 let (mut y, mut dx) = (vec![0.0; x.len()], vec![0.0; x.len()]);
                 forward(&x, channels, &mut y);

@@ -33,7 +33,10 @@ pub enum Isa {
 const VARIABLE: &str = "BIFORMER_ISA";
 
 impl Isa {
-    const ALL: [Isa; 5] = [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16, Isa::Amx];
+    /// All of them, from the least to the best.
+    pub const ALL: [Isa; 5] = [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16, Isa::Amx];
+    /// Those that [`simd!`](crate::simd) compiles kernels for; the others add products of bf16.
+    pub const SIMD: [Isa; 3] = [Isa::Portable, Isa::Avx2, Isa::Avx512];
 
     /// The best that this machine has, or a lesser one that the variable `BIFORMER_ISA` names.
     pub fn detected() -> Isa {

@@ -215,7 +215,7 @@ mod tests {
     /// Runs a check as it is compiled for each instruction set.
     macro_rules! on_every_instruction_set {
         ($check:ident) => {
-            for _limited in limits(&[Isa::Portable, Isa::Avx2, Isa::Avx512]) {
+            for _limited in limits(&Isa::SIMD) {
                 simd!(A => $check::<A>());
             }
         };

@@ -114,7 +114,7 @@ mod tests {
 
     #[test]
     fn registers_are_within_the_bounds_of_single_numbers_on_every_instruction_set() {
-        for _limited in limits(&[Isa::Portable, Isa::Avx2, Isa::Avx512]) {
+        for _limited in limits(&Isa::SIMD) {
             simd!(A => check::<A>());
         }
     }

@@ -393,7 +393,7 @@ mod tests {
 
     #[test]
     fn totals_are_sums_on_every_instruction_set() {
-        for _limited in limits(&[Isa::Portable, Isa::Avx2, Isa::Avx512]) {
+        for _limited in limits(&Isa::SIMD) {
             simd!(A => add_up::<f32, A>());
             simd!(A => add_up::<f64, A>());
         }
@@ -401,7 +401,7 @@ mod tests {
 
     #[test]
     fn powers_of_two_are_those_of_single_numbers_on_every_instruction_set() {
-        for _limited in limits(&[Isa::Portable, Isa::Avx2, Isa::Avx512]) {
+        for _limited in limits(&Isa::SIMD) {
             simd!(A => check::<f32, A>());
             simd!(A => check::<f64, A>());
         }

@@ -85,7 +85,7 @@ mod tests {
     use crate::simd;
 
     fn check<T: Float>() {
-        for limited in limits(&[Isa::Portable, Isa::Avx2, Isa::Avx512]) {
+        for limited in limits(&Isa::SIMD) {
             let isa = limited.isa();
             for [rows, columns] in [[16, 16], [1, 1], [0, 3], [5, 40], [37, 18], [32, 48]] {
                 let from: Vec<T> = (0..rows * columns).map(|i| T::of(i as f64)).collect();

@@ -140,7 +140,7 @@ fn a_matrix_with_more_elements_than_can_be_counted_is_not_packed() {
 
 #[test]
 fn agrees_with_matrixmultiply_in_f32_on_every_instruction_set() {
-    for limited in limits(&[Isa::Portable, Isa::Avx2, Isa::Avx512]) {
+    for limited in limits(&Isa::SIMD) {
         let isa = limited.isa();
         // Panels of each width, whole and in part, and rows that fill tiles of each height and leave each remainder.
         for (m, k, n) in [

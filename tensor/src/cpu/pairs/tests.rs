@@ -8,8 +8,6 @@ use crate::cpu::packed::{Packed, Right};
 use crate::cpu::parallel::Out;
 use crate::rng::Philox;
 
-const EACH: [Isa; 5] = [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16, Isa::Amx];
-
 /// A left operand, to be rounded.
 fn values(count: usize, stream: u64) -> Vec<f32> {
     let mut sequence = Philox::new(1, stream).sequence();
@@ -36,7 +34,7 @@ fn expect(got: &[f32], want: &[f64], start: impl Fn(usize) -> f64, k: usize, wha
 
 #[test]
 fn products_are_those_of_the_rounded_factors_on_every_instruction_set() {
-    for limited in limits(&EACH) {
+    for limited in limits(&Isa::ALL) {
         let isa = limited.isa();
         for extents in [
             [64, 16_500, 64],
@@ -79,7 +77,7 @@ fn products_are_those_of_the_rounded_factors_on_every_instruction_set() {
 
 #[test]
 fn strided_operands_and_patches_are_read_where_they_lie() {
-    for limited in limits(&EACH) {
+    for limited in limits(&Isa::ALL) {
         let isa = limited.isa();
         let [m, k, n] = [37, 90, 50];
         let (map, memory) = (values(20_000, 1), random(20_000, 4));
@@ -166,7 +164,7 @@ fn strided_operands_and_patches_are_read_where_they_lie() {
 
 #[test]
 fn rounding_is_to_the_nearest_even() {
-    for limited in limits(&EACH) {
+    for limited in limits(&Isa::ALL) {
         let isa = limited.isa();
         let mut values =
             vec![0.0, -0.0, 1.0, 1.003_906_2, 1.011_718_8, f32::MAX, f32::INFINITY, f32::NEG_INFINITY, 1e-40, 1e-20];
@@ -185,7 +183,7 @@ fn rounding_is_to_the_nearest_even() {
 
 #[test]
 fn what_is_not_finite_stays_in_its_row_and_column() {
-    for limited in limits(&EACH) {
+    for limited in limits(&Isa::ALL) {
         let isa = limited.isa();
         let [m, k, n] = [17, 33, 33];
         let (mut a, mut b) = (vec![1.0; m * k], vec![bf16::ONE; k * n]);
