@@ -9,7 +9,7 @@ use biformer::inference::Inference;
 use biformer::staging::Numbered;
 use biformer::trainer::learner::Learner;
 use biformer::trainer::{Outcome, Trainer};
-use common::program::{assert_same_run, biformer, fresh, text};
+use common::program::{assert_same_run, biformer, fresh, json, text};
 use common::samples;
 use data::Batch;
 use model::BiFormer;
@@ -92,7 +92,7 @@ fn gradcheck_compares_the_devices_kernels() {
         let said = biformer(&check).ok().out;
         assert!(said.contains("1 operation, 0 failures") && !said.contains("FAILED"), "{said}");
     }
-    let reports: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(report).unwrap()).unwrap();
+    let reports = json(&std::fs::read_to_string(report).unwrap());
     for (place, (dtype, most)) in [("bf16", 1.5e-2), ("f32", 2e-5), ("f64", 1e-11)].into_iter().enumerate() {
         let report = &reports[place];
         assert_eq!((&report["type"], &report["passed"]), (&dtype.into(), &true.into()), "{report}");
@@ -325,7 +325,7 @@ fn a_run_goes_on_on_another_device() {
         train(first, &["--device", second, "--epochs", "2", "--resume"]);
         let eval = |device: &str| biformer(&["eval", "--checkpoint", text(&out), "--device", device, "--json"]).ok();
         let loss = |ran: &common::program::Ran| {
-            let report: serde_json::Value = serde_json::from_str(&ran.out).unwrap();
+            let report = json(&ran.out);
             report["loss"].as_f64().unwrap()
         };
         let (cpu, gpu) = (loss(&eval("cpu")), loss(&eval(&device)));

@@ -12,11 +12,10 @@ const GIGABYTE: u64 = 1_000_000_000;
 #[test]
 #[cfg(target_os = "linux")]
 fn a_model_trains_on_it_in_less_than_a_gigabyte() {
-    use common::program::biformer;
-    use serde_json::Value;
+    use common::program::{biformer, json};
     let image = ["--image-size", "600x500", "--batch-size", "1", "--steps", "1", "--threads", "2", "--json"];
     let said = biformer(&[&["bench", "--model", "tiny", "--set", "auto_pad=true"][..], &image].concat()).ok().out;
-    let report: Value = serde_json::from_str(&said).unwrap();
+    let report = json(&said);
     let peak = report["peak_rss_bytes"].as_u64().unwrap();
     assert!(peak < GIGABYTE, "{peak} bytes");
 }

@@ -5,7 +5,7 @@
 mod common;
 
 use biformer::model::TensorFile;
-use common::program::{biformer, command, fresh, limited, text};
+use common::program::{biformer, command, fresh, json, limited, text};
 use common::samples::{self, Trained, trained};
 use std::mem::MaybeUninit;
 use std::process::Stdio;
@@ -14,7 +14,7 @@ use std::process::Stdio;
 fn taken_and_foretold(mode: &str, arguments: &[&str]) -> (f64, f64) {
     let number = |command: &[&str], field: &str| {
         let said = biformer(&[command, arguments, &["--threads", "2", "--json"]].concat()).ok().out;
-        let said: serde_json::Value = serde_json::from_str(&said).unwrap();
+        let said = json(&said);
         said[field].as_f64().unwrap()
     };
     let taken = number(&["bench", "--mode", mode, "--steps", "1"], "peak_rss_bytes");
@@ -75,7 +75,7 @@ fn a_checkpoint_takes_no_more_memory_than_its_run() {
     let used = peak(&["eval", "--checkpoint", text(&run), "--batch-size", "2", "--threads", "2"]);
     let of_file = run.join("checkpoint.safetensors").metadata().unwrap().len() as f64;
     let info = ["info", "--json", "--checkpoint", text(&run), "--batch-size", "2", "--threads", "2"];
-    let said: serde_json::Value = serde_json::from_str(&biformer(&info).ok().out).unwrap();
+    let said = json(&biformer(&info).ok().out);
     let foretold = said["training_bytes"].as_f64().unwrap();
     println!("begun {begun:.2e}, foretold {foretold:.2e}, gone on {gone_on:.2e}, used {used:.2e}, file {of_file:.2e}");
     assert!((0.9..1.1).contains(&(foretold / begun)), "{begun}, foretold {foretold}");
@@ -104,7 +104,7 @@ fn a_forecast_is_little_work_however_large_the_images() {
     let numbers = |arguments: &[&str]| {
         let said =
             biformer(&[&["info", "--json", "--threads", "2", "--set", "depth=1,1,1"], arguments].concat()).ok().out;
-        let said: serde_json::Value = serde_json::from_str(&said).unwrap();
+        let said = json(&said);
         ["training_bytes", "inference_bytes"].map(|field| said[field].as_f64().unwrap())
     };
     let of = |size, batch| numbers(&["--image-size", size, "--batch-size", batch]);
@@ -123,7 +123,7 @@ fn what_would_take_minutes_to_measure_is_not_foretold() {
     for size in ["8192x1", "128"] {
         let unending = ["--image-size", size, "--set", "n_win=64", "auto_pad=true", "topks=4096,4096,4096"];
         let said = biformer(&[&["info", "--json", "--threads", "2"], &unending[..]].concat()).ok();
-        let numbers: serde_json::Value = serde_json::from_str(&said.out).unwrap();
+        let numbers = json(&said.out);
         for field in ["activation_bytes_per_image", "training_bytes", "inference_bytes"] {
             assert!(numbers[field].is_null(), "{size}: {field}");
         }

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::program::{Ran, assert_same_run, command, fresh, text};
+use common::program::{Ran, assert_same_run, command, fresh, json, text};
 use common::samples;
 use standin::Standin;
 use std::fs;
@@ -118,7 +118,7 @@ fn what_a_variable_changes_is_no_result() {
     let loss = |variable: Option<&str>| {
         let settings: Vec<_> = variable.map(|variable| (variable, "1")).into_iter().collect();
         let ran = run(standin, &settings, &[&BENCH[..], &["--precision", "bf16", "--json"]].concat()).ok();
-        let report: serde_json::Value = serde_json::from_str(&ran.out).unwrap();
+        let report = json(&ran.out);
         report["loss"].as_f64().unwrap()
     };
     let plain = loss(None);

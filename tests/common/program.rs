@@ -185,7 +185,7 @@ pub fn assert_same_run(what: &str, a: &Path, b: &Path) {
 pub fn place(run: &Path) -> Option<(u64, u64)> {
     let path = run.join("checkpoint.safetensors");
     let file = path.exists().then(|| TensorFile::read(&path).expect("a checkpoint is whole at every moment"))?;
-    let progress: serde_json::Value = serde_json::from_str(&file.metadata["progress"]).unwrap();
+    let progress = json(&file.metadata["progress"]);
     Some((progress["epochs"].as_array()?.len() as u64, progress["batch"].as_u64()?))
 }
 

@@ -1,6 +1,6 @@
 //! What the program answers is what the library computes on the same pixels.
 
-use crate::common::program::{biformer, fresh, text};
+use crate::common::program::{biformer, fresh, json, text};
 use crate::common::{generator, golden, samples};
 use anyhow::Result;
 use biformer::autograd::Tape;
@@ -9,7 +9,6 @@ use biformer::model::{BiFormer, Mode, TensorFile, preset};
 use biformer::tensor::{DType, Tensor};
 use biformer::trainer::checkpoint::Checkpoint;
 use biformer::trainer::trained::TrainedModel;
-use serde_json::Value;
 use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -81,7 +80,7 @@ fn predict_names_the_classes_that_the_model_gives() -> Result<()> {
     let said = biformer(&[&["predict", "--checkpoint", text(run)][..], &files].concat()).ok().out;
     assert_eq!(said, expected);
     let said = biformer(&[&["predict", "--json", "--checkpoint", text(run)][..], &files].concat()).ok().out;
-    let said: Value = serde_json::from_str(&said)?;
+    let said = json(&said);
     assert_eq!(said.as_array().unwrap().len(), all.len());
     for (prediction, (path, classes)) in said.as_array().unwrap().iter().zip(&all) {
         let said = prediction["classes"].as_array().unwrap();
@@ -102,9 +101,9 @@ fn predict_names_the_classes_that_the_model_gives() -> Result<()> {
 fn eval_normalises_as_the_model_was_trained_whatever_the_data() -> Result<()> {
     let Shared { run, folder, .. } = shared();
     let metrics = fs::read_to_string(run.join("metrics.jsonl"))?;
-    let last: Value = serde_json::from_str(metrics.lines().last().unwrap())?;
+    let last = json(metrics.lines().last().unwrap());
     let said = biformer(&["eval", "--checkpoint", text(run), "--data", text(folder), "--json"]).ok().out;
-    let report: Value = serde_json::from_str(&said)?;
+    let report = json(&said);
     let (loss, tested) = (report["loss"].as_f64().unwrap(), last["test_loss"].as_f64().unwrap());
     approx::assert_relative_eq!(loss, tested, max_relative = 1e-6);
     assert_eq!(report["top1"], last["test_accuracy"]);
@@ -150,9 +149,9 @@ fn forward_writes_maps_channels_first_and_routes_as_the_library_computes_them() 
 fn answers_in_bf16_are_nearly_those_in_f32() {
     let Shared { run, files, .. } = shared();
     let answers = |precision: &str| {
-        let asked = |command: &[&str]| -> Value {
+        let asked = |command: &[&str]| {
             let options = ["--json", "--checkpoint", text(run), "--precision", precision];
-            serde_json::from_str(&biformer(&[command, &options].concat()).ok().out).unwrap()
+            json(&biformer(&[command, &options].concat()).ok().out)
         };
         let (report, pictures) = (asked(&["eval"]), asked(&["predict", text(&files[0])]));
         let likeliest = &pictures[0]["classes"][0];

@@ -1,7 +1,7 @@
 //! Files that the program is to read and cannot: weights, checkpoints, run folders. What it says is one line with the way
 //! out, and nothing on disk is harmed.
 
-use crate::common::program::{biformer, contents, copy_folder, fresh, text};
+use crate::common::program::{biformer, contents, copy_folder, fresh, json, text};
 use crate::common::samples::{self, Trained};
 use biformer::model::TensorFile;
 use biformer::tensor::Tensor;
@@ -192,7 +192,7 @@ fn checkpoints_that_are_none() {
     let resume = ["train", "--resume", "--epochs", "4", "--data", text(&shared().data), "--out", text(&run)];
     biformer(&resume).refused(&["checkpoint.safetensors", "has taken 99", "steps in", "another copy"]);
     change(&|file| {
-        let mut progress: serde_json::Value = serde_json::from_str(&file.metadata["progress"]).unwrap();
+        let mut progress = json(&file.metadata["progress"]);
         progress["epochs"] = serde_json::Value::Array(vec![]);
         for field in ["batch", "optimizer_steps", "average_updates"] {
             progress[field] = 999.into();

@@ -1,7 +1,7 @@
 //! What nobody should feed the program, and what it says to that: one line that names the thing and the way out,
 //! exit status 2, and nothing on disk harmed.
 
-use crate::common::program::{biformer, fresh, place, text, with_slashes};
+use crate::common::program::{biformer, fresh, json, place, text, with_slashes};
 use crate::common::samples::{self, Trained, train};
 use biformer::model::TensorFile;
 use biformer::tensor::Tensor;
@@ -261,9 +261,8 @@ fn names_that_would_act_on_a_terminal() {
         let all = said.out + &said.err;
         assert!(all.contains(shown) && !all.contains('\x1b'), "{all:?}");
     }
-    let json = biformer(&["eval", "--checkpoint", text(&run), "--json"]).ok().out;
-    let report: serde_json::Value = serde_json::from_str(&json).unwrap();
-    assert!(report["classes"].as_array().unwrap().iter().any(|class| class["name"] == escape), "{json}");
+    let report = json(&biformer(&["eval", "--checkpoint", text(&run), "--json"]).ok().out);
+    assert!(report["classes"].as_array().unwrap().iter().any(|class| class["name"] == escape), "{report}");
 }
 
 /// They would be four hundred times as slow as one for each core.

@@ -1,8 +1,7 @@
 //! Pictures that cannot be read: what a user is told of them, by which command.
 
-use crate::common::program::{biformer, command, copy_folder, fresh, text, unread, with_slashes};
+use crate::common::program::{biformer, command, copy_folder, fresh, json, text, unread, with_slashes};
 use crate::common::samples;
-use serde_json::Value;
 use std::fs;
 use std::path::Path;
 
@@ -179,7 +178,7 @@ fn pictures_that_are_not_divided_can_be_trained_on() {
     biformer(&[&eval[..], &["--split", "all"]].concat()).ok();
     let measured = |more: &[&str]| {
         let said = biformer(&[&["eval", "--checkpoint", text(&run), "--json"], more].concat()).ok();
-        let report: Value = serde_json::from_str(&said.out).unwrap();
+        let report = json(&said.out);
         (report["split"].as_str().unwrap().to_owned(), report["images"].as_u64().unwrap())
     };
     assert_eq!(measured(&[]), ("test".to_owned(), 3));
@@ -275,7 +274,7 @@ fn a_class_without_pictures_has_no_accuracy() {
     let shown = biformer(&eval).ok().out;
     assert!(shown.contains("dark         0       -       -  "), "{shown}");
     assert!(shown.contains("%\n4 images could not be read, and are not counted.\n"), "{shown}");
-    let report: Value = serde_json::from_str(&biformer(&[&eval[..], &["--json"]].concat()).ok().out).unwrap();
+    let report = json(&biformer(&[&eval[..], &["--json"]].concat()).ok().out);
     let [dark, light] = [0, 1].map(|class| &report["classes"][class]["top1"]);
     assert!(dark.is_null() && light.is_f64(), "{report}");
     assert_eq!(report["macro_top1"], *light);

@@ -1,6 +1,6 @@
 //! Runs that are made longer, and their best epochs.
 
-use crate::common::program::{Ran, biformer, change_epochs, command, contents, epochs, place, text};
+use crate::common::program::{Ran, biformer, change_epochs, command, contents, epochs, json, place, text};
 use crate::common::undisturbed::Undisturbed;
 use biformer::config::Changes;
 use biformer::model::TensorFile;
@@ -27,7 +27,7 @@ fn the_best_epoch_is_kept() {
     let path = run.join("best.safetensors");
     assert_eq!(Checkpoint::read(&path).unwrap().progress.epoch(), best.epoch);
     let evaluated = biformer(&["eval", "--json", "--checkpoint", text(&path)]).ok().out;
-    let report: serde_json::Value = serde_json::from_str(&evaluated).unwrap();
+    let report = json(&evaluated);
     assert_eq!(report["top1"].as_f64(), Some(best.test_accuracy));
 
     // Where it is gone, and would have been better than all that comes, it is spoken of once.

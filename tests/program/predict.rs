@@ -210,7 +210,7 @@ fn predict_takes_the_pictures_in_a_folder() {
     let said = predict(&[text(&none), text(&pictures[1])]);
     assert_eq!((said.status, said.out), (Some(2), predict(&[text(&pictures[1])]).ok().out));
     assert!(said.err.contains("none: holds no image"), "{}", said.err);
-    let list: Value = serde_json::from_str(&predict(&[text(&none), text(&pictures[1]), "--json"]).out).unwrap();
+    let list = json(&predict(&[text(&none), text(&pictures[1]), "--json"]).out);
     assert!(list[0]["error"].is_string() && list[1]["classes"].is_array(), "{list}");
     let other = folder.join("none of its own");
     fs::create_dir(&other).unwrap();

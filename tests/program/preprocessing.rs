@@ -1,10 +1,9 @@
 //! How images are normalised, and what a test shows of them: as a run asks for it, wherever its model is used.
 
-use crate::common::program::{biformer, contents, fresh, text};
+use crate::common::program::{biformer, contents, fresh, json, text};
 use crate::common::samples;
 use biformer::data::Statistics;
 use biformer::trainer::checkpoint::Checkpoint;
-use serde_json::Value;
 use std::fs;
 use std::path::Path;
 
@@ -53,8 +52,8 @@ fn a_run_keeps_what_it_was_asked_for() {
     assert_eq!(eval(&padded, &whole), eval(&padded, &[]));
     // In training as in a test by itself.
     for run in [&padded, &own] {
-        let trained: Value = serde_json::from_str(&fs::read_to_string(run.join("metrics.jsonl")).unwrap()).unwrap();
-        let measured: Value = serde_json::from_str(&eval(run, &[])).unwrap();
+        let trained = json(&fs::read_to_string(run.join("metrics.jsonl")).unwrap());
+        let measured = json(&eval(run, &[]));
         let losses = [&trained["test_loss"], &measured["loss"]].map(|loss| loss.as_f64().unwrap());
         approx::assert_relative_eq!(losses[0], losses[1], max_relative = 1e-6);
     }

@@ -2,11 +2,10 @@
 //! is no such file, or was damaged, is refused.
 
 use crate::common::generator;
-use crate::common::program::{biformer, fresh, text};
+use crate::common::program::{biformer, fresh, json, text};
 use biformer::model::{BiFormer, TensorFile};
 use biformer::tensor::DType;
 use proptest::prelude::*;
-use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -16,7 +15,7 @@ fn fixture(name: &str) -> PathBuf {
 
 /// How the model of `training.pth` differs from `nano`, as `--set` takes it, and its logits, which PyTorch computed in f64.
 fn expected() -> (Vec<String>, Vec<f64>) {
-    let vector: Value = serde_json::from_str(&fs::read_to_string(fixture("training.json")).unwrap()).unwrap();
+    let vector = json(&fs::read_to_string(fixture("training.json")).unwrap());
     let fields = vector["config"].as_object().unwrap().iter().map(|(field, value)| format!("{field}={value}"));
     (fields.collect(), vector["logits"].as_array().unwrap().iter().map(|logit| logit.as_f64().unwrap()).collect())
 }
