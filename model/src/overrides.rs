@@ -109,6 +109,12 @@ mod tests {
     }
 
     #[test]
+    fn fields_that_do_not_go_together_are_refused() {
+        let changed = ModelConfig::default().with_overrides(["depth=1,1", "embed_dim=24,48", "topks=1,2,4"]);
+        assert!(matches!(changed, Err(Error::Config { field: "topks", .. })), "{changed:?}");
+    }
+
+    #[test]
     fn fields_are_those_that_files_have_and_aliases_are_of_them() {
         let table = serde_json::to_value(ModelConfig::default()).unwrap();
         let keys: BTreeSet<&str> = table.as_object().unwrap().keys().map(String::as_str).collect();

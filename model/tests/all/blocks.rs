@@ -6,6 +6,7 @@ use model::{
     RunningStatistics, TensorFile,
 };
 use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
 use tensor::rng::Philox;
 use tensor::{DType, Tensor};
 
@@ -50,6 +51,28 @@ fn no_two_draws_of_a_run_share_random_numbers() {
         assert!(seen.insert(stream.block(0)), "draw {draw} of step {step} with seed {seed}");
     }
     assert!(Mode::Evaluate.stream(0).is_none());
+}
+
+/// Blocks are segments: what one draws, another must not.
+#[test]
+fn every_draw_of_a_pass_is_from_a_stream_of_its_own_and_a_segment_keeps_its_statistics() -> Result<()> {
+    let mut builder = Builder::new(1);
+    let norm = BatchNorm::new(&mut builder, "norm", DIM);
+    let (parameters, running) = builder.build(DType::F64)?;
+    for tape in [Tape::new(), Tape::recomputing_segments()] {
+        let pass = Pass::new(&tape, Mode::Train { seed: 3, step: 5 }, &parameters, &running);
+        let drawn = Arc::new(Mutex::new(vec![pass.stream()]));
+        let (draws, norm) = (Arc::clone(&drawn), norm.clone());
+        pass.segment(tape.constant(maps(2)?), move |pass, x| {
+            draws.lock().unwrap().extend([pass.stream(), pass.stream()]);
+            norm.forward(pass, &x)
+        })?;
+        drawn.lock().unwrap().push(pass.stream());
+        let streams: BTreeSet<_> = drawn.lock().unwrap().iter().flatten().map(|stream| stream.block(0)).collect();
+        assert_eq!(streams.len(), 4);
+        assert_eq!(pass.into_trace().statistics.len(), 1);
+    }
+    Ok(())
 }
 
 /// Twice in a row, so that the second pieces must draw on from where the first left off.
