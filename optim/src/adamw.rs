@@ -178,9 +178,9 @@ impl AdamW {
     /// destroy the weights (their step ends, too): the norm, and its square once it is clipped, have to be finite in the
     /// parameters' type; [`Error::Setting`] when `lr` is negative or, by itself or times a parameter's rate and decay, not
     /// finite in the parameters' type, or when `max_norm` is not positive; [`Error::Layout`] for another model's parameters
-    /// or gradients; [`Error::NoParameters`] for gradients that were made for none; [`autograd::Error::Unreached`] when some parameter got no gradient in this step (its old one would be
-    /// used again), [`autograd::Error::NoBackward`] when none did; [`tensor::Error::Shared`] while a tape or a view of the
-    /// parameters lives.
+    /// or gradients; [`Error::NoParameters`] for gradients that were made for none; [`autograd::Error::Unreached`] when
+    /// some parameter got no gradient in this step (its old one would be used again), [`autograd::Error::NoBackward`]
+    /// when none did; [`tensor::Error::Shared`] while a tape or a view of the parameters lives.
     pub fn step_clipped(
         &mut self,
         parameters: &mut Parameters,

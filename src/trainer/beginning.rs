@@ -90,6 +90,7 @@ impl Learner {
         Self::with_state(model, config, Some(State { moments, averages, from }))
     }
 
+    /// A learner of this model that has made no step.
     fn around(model: BiFormer, config: &RunConfig) -> Result<Self> {
         Self::with_state(model, config, None)
     }
