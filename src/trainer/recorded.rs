@@ -68,12 +68,13 @@ impl Learner {
         let results = work.run(&device, may_record, streams, || self.run(batch.parts(), &modes))?;
         // While the GPU works.
         batch.send(next)?;
+        let results = Tensor::all_to_cpu(results.iter().flatten())?;
         let mut score = Score::default();
-        for (part, ([loss, logits], tensors)) in results.iter().zip(batch.parts()).enumerate() {
+        for (part, (result, tensors)) in results.chunks_exact(2).zip(batch.parts()).enumerate() {
             self.model.count_batch();
             let labels = &given.labels[given.slots(part, modes.len())];
             let smoothing = self.config.label_smoothing;
-            score.add(judge(&self.model, step, tensors, labels, modes[part], smoothing, [loss, logits])?);
+            score.add(judge(&self.model, step, tensors, labels, modes[part], smoothing, [&result[0], &result[1]])?);
         }
         self.optimizer
             .finish(self.average.as_mut().map(Average::of_parameters))

@@ -101,6 +101,36 @@ fn many_small_pieces_arrive() {
     assert!(there.to_vec::<f32>().unwrap() == expected);
 }
 
+/// Few bytes pass through memory of the driver's, and many do not.
+#[test]
+fn tensors_come_back_together() {
+    let Some(gpu) = Gpu::for_tests(1) else { return };
+    let device = Device::Cuda(gpu);
+    for count in [257, 300_000] {
+        let there = Tensor::from_slice(&numbers(2 * count), [2, count]).unwrap();
+        let here = there.to_device(&device).unwrap();
+        let view = here.permute(&[1, 0]).unwrap();
+        let half = here.cast(DType::Bf16).unwrap();
+        let none = Tensor::zeros_on(&device, [0, 3], DType::F64).unwrap();
+        for _ in 0..2 {
+            let copies = Tensor::all_to_cpu([&here, &none, &view, &there, &half]).unwrap();
+            assert!(copies.iter().all(|copy| copy.device() == Device::Cpu && copy.is_contiguous()));
+            let [a, b, c, d, e] = &copies[..] else { panic!("{} copies of 5", copies.len()) };
+            let expected = there.to_vec::<f32>().unwrap();
+            assert!(a.to_vec::<f32>().unwrap() == expected && d.to_vec::<f32>().unwrap() == expected);
+            assert_eq!((b.shape(), b.dtype()), (none.shape(), DType::F64));
+            assert_eq!(c.shape(), view.shape());
+            assert!(c.to_vec::<f32>().unwrap() == there.permute(&[1, 0]).unwrap().to_vec::<f32>().unwrap());
+            let rounded: Vec<bf16> = expected.iter().map(|&x| bf16::from_f32(x)).collect();
+            assert!(e.to_vec::<bf16>().unwrap() == rounded);
+        }
+    }
+    assert!(Tensor::all_to_cpu([]).unwrap().is_empty());
+    let Some(other) = Gpu::for_tests(2) else { return };
+    let [one, two] = [device, Device::Cuda(other)].map(|device| Tensor::zeros_on(&device, [2], DType::F32).unwrap());
+    assert!(matches!(Tensor::all_to_cpu([&one, &two]), Err(Error::Device { op: "all_to_cpu", .. })));
+}
+
 #[test]
 fn memory_is_handed_out_again() {
     let Some(gpu) = Gpu::for_tests(1) else { return };

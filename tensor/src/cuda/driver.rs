@@ -170,8 +170,9 @@ pub trait Driver: Send + Sync {
     /// Copies from the host.
     unsafe fn upload(&self, from: &[u8], to: u64) -> Result<()>;
 
-    /// Copies to the host, once everything asked of the stream before has been done.
-    unsafe fn download(&self, from: u64, to: &mut [u8]) -> Result<()>;
+    /// Copies to the host, once everything asked of the stream before has been done: from each address as many bytes as
+    /// its slice has.
+    unsafe fn download(&self, pieces: &mut [(u64, &mut [u8])]) -> Result<()>;
 
     /// Page-locked host memory, from which [`Driver::send`] copies asynchronously; `None` if it cannot be allocated.
     fn allocate_locked(&self, bytes: usize) -> Result<Option<NonNull<u8>>>;

@@ -178,15 +178,16 @@ impl Gpu {
         if from.is_empty() { Ok(()) } else { unsafe { self.driver.upload(from, to) } }
     }
 
-    /// Copies bytes to the machine's memory, when all work asked for before is done, but for work that is aside. Errors: as
-    /// of [`Gpu::upload`].
+    /// Copies bytes to the machine's memory, from each address as many as its slice has, when all work asked for before
+    /// is done, but for work that is aside. Errors: as of [`Gpu::upload`].
     ///
     /// # Safety
     /// As [`Driver`]'s.
-    pub(crate) unsafe fn download(&self, from: u64, to: &mut [u8]) -> Result<()> {
+    pub(crate) unsafe fn download(&self, mut pieces: Vec<(u64, &mut [u8])>) -> Result<()> {
         self.ensure_in_order("a copy to the machine's memory")?;
+        pieces.retain(|(_, to)| !to.is_empty());
         // SAFETY: the caller's promise.
-        if to.is_empty() { Ok(()) } else { unsafe { self.driver.download(from, to) } }
+        if pieces.is_empty() { Ok(()) } else { unsafe { self.driver.download(&mut pieces) } }
     }
 
     /// Refuses what is neither recorded nor aside but always part of the work in order.

@@ -54,16 +54,33 @@ impl Tensor {
                 unsafe { gpu.upload(from.as_bytes("to_device")?, to.address("to_device", gpu)?)? };
                 Ok(to)
             }
-            (Storage::Cuda(memory), Device::Cpu) => {
-                let from = self.contiguous()?;
-                let mut to = Self::empty(self.shape.clone(), self.dtype);
-                let address = from.address("to_device", memory.gpu())?;
-                // SAFETY: the contiguous copy has as many bytes as the tensor that is written.
-                unsafe { memory.gpu().download(address, to.as_mut_bytes("to_device")?)? };
-                Ok(to)
-            }
+            (Storage::Cuda(_), Device::Cpu) => Ok(Self::all_to_cpu([self])?.remove(0)),
             (Storage::Cuda(_), Device::Cuda(_)) => self.to_device(&Device::Cpu)?.to_device(device),
         }
+    }
+
+    /// These tensors, contiguous, in the machine's memory. The host waits for a GPU once, where [`Tensor::to_device`]
+    /// would wait for each. Errors: [`Error::Device`] if they are on several GPUs; [`Error::Gpu`] from copying.
+    pub fn all_to_cpu<'t>(tensors: impl IntoIterator<Item = &'t Tensor>) -> Result<Vec<Tensor>> {
+        let from: Vec<Tensor> = tensors.into_iter().map(Tensor::contiguous).collect::<Result<_>>()?;
+        let here = |from: &Tensor| match from.storage {
+            Storage::Cpu(_) => from.clone(),
+            Storage::Cuda(_) => Self::empty(from.shape.clone(), from.dtype),
+        };
+        let mut to: Vec<Tensor> = from.iter().map(here).collect();
+        let mut pieces = vec![];
+        let mut on = None;
+        for (from, to) in from.iter().zip(&mut to) {
+            if let Storage::Cuda(memory) = &from.storage {
+                let gpu = *on.get_or_insert(memory.gpu());
+                pieces.push((from.address("all_to_cpu", gpu)?, to.as_mut_bytes("all_to_cpu")?));
+            }
+        }
+        if let Some(gpu) = on {
+            // SAFETY: each contiguous tensor has as many bytes as its copy, which is new.
+            unsafe { gpu.download(pieces)? };
+        }
+        Ok(to)
     }
 
     /// Overwrites the elements from the `start`-th on of a contiguous tensor, wherever it is, with those of a tensor in

@@ -95,7 +95,7 @@ mod tests {
         let read = |address| {
             let mut bytes = [0; 16];
             // SAFETY: there are as many.
-            unsafe { driver.download(address, &mut bytes).unwrap() };
+            unsafe { driver.download(&mut [(address, &mut bytes)]).unwrap() };
             bytes
         };
         // SAFETY: all places have 16 bytes, and what is sent from them stays.

@@ -252,9 +252,11 @@ impl Driver for Emulated {
         Ok(())
     }
 
-    unsafe fn download(&self, from: u64, to: &mut [u8]) -> Result<()> {
-        // SAFETY: as above.
-        unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to.as_mut_ptr(), to.len()) };
+    unsafe fn download(&self, pieces: &mut [(u64, &mut [u8])]) -> Result<()> {
+        for (from, to) in pieces {
+            // SAFETY: as above.
+            unsafe { std::ptr::copy_nonoverlapping(*from as *const u8, to.as_mut_ptr(), to.len()) };
+        }
         self.finish(Stream::Work)
     }
 

@@ -3,6 +3,7 @@
 
 mod blas;
 pub mod compiler;
+mod downloads;
 mod kernels;
 mod libraries;
 mod machine;
@@ -18,6 +19,7 @@ use cudarc::driver::sys::{
     CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus,
 };
 use cudarc::driver::{profiler_start, profiler_stop};
+use downloads::Downloads;
 pub use machine::devices;
 use std::fmt;
 use std::ptr::NonNull;
@@ -44,6 +46,7 @@ pub struct Nvidia {
     blas: Option<Mutex<Blas>>,
     /// On the work's stream.
     uploads: Mutex<Uploads>,
+    downloads: Mutex<Downloads>,
     functions: Mutex<Vec<CUfunction>>,
     /// Recorded work; none where it has been forgotten.
     recordings: Mutex<Vec<Option<CUgraphExec>>>,
@@ -140,6 +143,7 @@ impl Nvidia {
             aside: std::ptr::null_mut(),
             blas: None,
             uploads: Mutex::default(),
+            downloads: Mutex::default(),
             functions: Mutex::default(),
             recordings: Mutex::default(),
         };
@@ -154,6 +158,7 @@ impl Nvidia {
         gpu.aside = stream(least)?;
         gpu.blas = Some(Mutex::new(Blas::new([gpu.work, gpu.aside])?));
         gpu.uploads = Mutex::new(Uploads::new(gpu.allocate_locked(uploads::ROOM)?));
+        gpu.downloads = Mutex::new(Downloads::new(gpu.allocate_locked(downloads::ROOM)?));
         Ok(gpu)
     }
 
@@ -190,7 +195,8 @@ impl Drop for Nvidia {
             unsafe {
                 streams.clone().for_each(|stream| _ = result::stream::synchronize(stream));
                 self.blas = None;
-                lock(&self.uploads).take().into_iter().for_each(|start| self.free_locked(start));
+                let locked = [lock(&self.uploads).take(), lock(&self.downloads).take()];
+                locked.into_iter().flatten().for_each(|start| self.free_locked(start));
                 // The context stays: cuBLASLt holds kernels of its own in it, for as long as the process lives.
                 streams.for_each(|stream| _ = result::stream::destroy(stream));
             }
@@ -238,11 +244,32 @@ impl Driver for Nvidia {
         self.finish_work(&mut uploads)
     }
 
-    unsafe fn download(&self, from: u64, to: &mut [u8]) -> Result<()> {
+    unsafe fn download(&self, pieces: &mut [(u64, &mut [u8])]) -> Result<()> {
         self.enter()?;
-        // SAFETY: the caller's promise; the copy has happened when this returns.
-        unsafe { result::memcpy_dtoh_async(to, from, self.work) }.doing("copying from the GPU")?;
-        self.finish(Stream::Work)
+        let copy = |from: u64, to: &mut [u8]| {
+            // SAFETY: the caller's promise; the copy has happened when this function returns.
+            unsafe { result::memcpy_dtoh_async(to, from, self.work) }.doing("copying from the GPU")
+        };
+        let mut downloads = lock(&self.downloads);
+        let Some(place) = downloads.place(pieces.iter().map(|(_, to)| to.len()).sum()) else {
+            let asked = pieces.iter_mut().try_for_each(|(from, to)| copy(*from, to));
+            // Even if one could not be asked for: the others must not come later.
+            return self.finish(Stream::Work).and(asked);
+        };
+        let mut rest = &mut *place;
+        for (from, to) in &*pieces {
+            let (own, after) = rest.split_at_mut(to.len());
+            copy(*from, own)?;
+            rest = after;
+        }
+        self.finish(Stream::Work)?;
+        let mut rest = &*place;
+        for (_, to) in pieces {
+            let (own, after) = rest.split_at(to.len());
+            to.copy_from_slice(own);
+            rest = after;
+        }
+        Ok(())
     }
 
     fn allocate_locked(&self, bytes: usize) -> Result<Option<NonNull<u8>>> {
