@@ -9,7 +9,7 @@ use tensor::{DType, Shape, Tensor, cuda};
 /// What a backward pass has accumulated so far.
 pub(crate) struct Accumulated<'a> {
     /// Per node: its gradient so far.
-    pub interior: Vec<State>,
+    pub of_nodes: Vec<State>,
     pub parameters: OfParameters<'a>,
     /// How the parameters are laid out.
     pub layout: Option<Arc<Layout>>,
@@ -47,13 +47,13 @@ pub(crate) enum Place<'p, 'a> {
 impl<'a> Accumulated<'a> {
     /// For the walk of another tape, whose parameters are the same model's.
     pub fn with(&self, parameters: OfParameters<'a>) -> Self {
-        Self { interior: vec![], parameters, layout: self.layout.clone(), owner: self.owner }
+        Self { of_nodes: vec![], parameters, layout: self.layout.clone(), owner: self.owner }
     }
 
     /// A parameter must be [of this model](Self::ensure_of).
     pub fn place(&mut self, target: &Target) -> Place<'_, 'a> {
         match (target.parameter, &mut self.parameters) {
-            (None, _) => Place::Own(&mut self.interior[target.node]),
+            (None, _) => Place::Own(&mut self.of_nodes[target.node]),
             (Some(parameter), OfParameters::Own(states)) => Place::Own(states.entry(parameter).or_default()),
             (Some(parameter), OfParameters::Flat { spans, written }) => {
                 Place::Flat { span: &mut spans[parameter], written: &mut written[parameter] }

@@ -58,11 +58,11 @@ impl Tape {
         }
         let layout = flat.as_ref().map(|flat| Arc::clone(&flat.layout));
         let parameters = flat.as_mut().map(FlatGradients::split).transpose()?.unwrap_or_default();
-        let mut accumulated = Accumulated { interior: vec![], parameters, layout, owner: None };
-        accumulated.interior.resize_with(last + 1, State::default);
+        let mut accumulated = Accumulated { of_nodes: vec![], parameters, layout, owner: None };
+        accumulated.of_nodes.resize_with(last + 1, State::default);
         // What earlier passes over this tape have left is added to.
         for (node, earlier) in inputs.extract_if(|&node, _| node <= last) {
-            accumulated.interior[node] = State::Filled(earlier);
+            accumulated.of_nodes[node] = State::Filled(earlier);
         }
         // So is the upstream gradient, where the output is itself an input.
         let own = Target { node: last, parameter: None, shape: upstream.shape().clone(), dtype: upstream.dtype() };
@@ -88,7 +88,7 @@ pub(crate) fn walk(
     inputs: &mut HashMap<usize, Tensor>,
 ) -> Result<()> {
     for index in (0..=last).rev() {
-        let State::Filled(upstream) = std::mem::take(&mut accumulated.interior[index]) else { continue };
+        let State::Filled(upstream) = std::mem::take(&mut accumulated.of_nodes[index]) else { continue };
         match &nodes[index].origin {
             Origin::Input => {
                 inputs.insert(index, upstream);

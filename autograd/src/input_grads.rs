@@ -195,9 +195,8 @@ impl<'s, 'a> InputGrads<'s, 'a> {
     }
 
     /// Leaves an input without a gradient, as it has no influence on the result: it would have none on one long tape
-    /// either. Its slot, if it is open, is as if nobody had asked for it.
-    pub(crate) fn leave(&mut self, input: usize, slot: Option<Slot<'a>>) {
-        slot.into_iter().for_each(|slot| self.close(Slot { taken: false, ..slot }));
+    /// either.
+    pub(crate) fn leave(&mut self, input: usize) {
         self.given[input] = true;
     }
 
@@ -252,19 +251,19 @@ impl<'s, 'a> InputGrads<'s, 'a> {
         if let Some(input) = inputs.iter().position(|&input| input == Some(last)) {
             return self.give(input, upstream);
         }
-        let mut interior: Vec<State> = (0..=last).map(|_| State::Empty).collect();
+        let mut of_nodes: Vec<State> = (0..=last).map(|_| State::Empty).collect();
         for (input, target) in inputs.iter().zip(&self.targets) {
             if let (&Some(input), Some(target)) = (input, target)
                 && target.parameter.is_none()
             {
-                interior[input] = std::mem::take(&mut self.accumulated.interior[target.node]);
+                of_nodes[input] = std::mem::take(&mut self.accumulated.of_nodes[target.node]);
             }
         }
-        interior[last] = State::Filled(upstream);
-        let outside = std::mem::replace(&mut self.accumulated.interior, interior);
+        of_nodes[last] = State::Filled(upstream);
+        let outside = std::mem::replace(&mut self.accumulated.of_nodes, of_nodes);
         let mut gradients = HashMap::new();
         let walked = walk(&mut tape.nodes_mut(), tape.profile(), last, self.accumulated, &mut gradients);
-        self.accumulated.interior = outside;
+        self.accumulated.of_nodes = outside;
         walked?;
         for (input, node) in inputs.iter().enumerate() {
             if let Some(gradient) = node.and_then(|node| gradients.remove(&node)) {
@@ -274,10 +273,10 @@ impl<'s, 'a> InputGrads<'s, 'a> {
         Ok(())
     }
 
-    /// Room beside the gradient of an input that is a parameter, of the same shape and type, to be [given](Self::give)
-    /// later.
-    pub(crate) fn room_for_parameter(&self, input: usize) -> Option<Tensor> {
-        let target = self.targets.get(input)?.as_ref().filter(|target| target.parameter.is_some())?;
+    /// Memory for an input's gradient, in the input's shape and type, to be [given](Self::give) later; `None` if it is
+    /// not wanted.
+    pub(crate) fn room(&self, input: usize) -> Option<Tensor> {
+        let target = self.targets.get(input)?.as_ref()?;
         Some(Tensor::empty(target.shape.clone(), target.dtype))
     }
 

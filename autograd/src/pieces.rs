@@ -173,22 +173,17 @@ impl Rule for Pieces {
 
 impl Pieces {
     fn backward_of<T: Float>(self, dy: &Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
-        // A parameter's gradient must not be held open while the pieces are walked, as they may use it, too.
-        let (mut apart, mut slot) = match grads.room_for_parameter(0) {
-            Some(dx) => (Some(dx), None),
-            None => (None, Some(grads.open(0)?)),
-        };
-        let dx = match (&mut apart, &mut slot) {
-            (Some(dx), _) => Some(Out::store(dx.as_mut_slice::<T>("pieces")?)),
-            (None, slot) => slot.as_mut().map_or(Ok(None), |slot| slot.out::<T>())?,
-        };
         // dx has a row for each sample, none of any length where nobody wants it; pieces and groups are runs of them:
         //   | piece 0 | piece 1 | piece 2 | piece 3 | piece 4 | ..
         //   | group 0           | group 1           | group 2   ..
+        // No slot is held open while the pieces are walked: if x is a parameter, they may use it, too.
+        let mut dx = grads.room(0);
+        let mut rest: &mut [T] = match &mut dx {
+            Some(dx) => dx.as_mut_slice("pieces")?,
+            None => &mut [],
+        };
         let samples = dy.shape().first().copied().unwrap_or(0);
-        let row = dx.as_ref().map_or(0, |dx| dx.data.len() / samples.max(1));
-        let accumulate = dx.as_ref().is_some_and(|dx| dx.accumulate);
-        let mut rest = dx.map_or(&mut [][..], |dx| dx.data);
+        let row = rest.len() / samples.max(1);
         let groups = in_groups(self.pieces);
         let profiles: Vec<_> = groups.iter().flatten().map(|piece| piece.profile.clone()).collect();
         // The first group adds to the gradients of parameters that the whole tape has; the others have tensors of their
@@ -200,7 +195,7 @@ impl Pieces {
             let samples: usize = pieces.iter().map(|piece| piece.samples.len()).sum();
             let (data, after) = rest.split_at_mut(samples * row);
             let accumulated = whole.with(std::mem::take(&mut parameters));
-            work.push(Group { pieces, accumulated, dx: Out { data, accumulate } });
+            work.push(Group { pieces, accumulated, dx: data });
             rest = after;
         }
         let walked: Vec<_> = work.into_par_iter().with_max_len(1).map(|group| group.walk(dy, row)).collect();
@@ -209,14 +204,11 @@ impl Pieces {
         walked.iter().filter_map(|group| group.owner).try_for_each(|owner| whole.ensure_model(owner))?;
         let mut parameters = walked.into_iter().map(|group| group.parameters);
         whole.parameters = parameters.next().unwrap_or_default();
-        if samples > 0 && !reached.contains(&true) {
-            apart = None;
-            grads.leave(0, slot);
-        } else {
-            slot.into_iter().for_each(|slot| grads.close(slot));
-        }
         add_up::<T>(parameters, grads)?;
-        apart.map_or(Ok(()), |dx| grads.give(0, dx))?;
+        match dx {
+            Some(dx) if samples == 0 || reached.contains(&true) => grads.give(0, dx)?,
+            _ => grads.leave(0),
+        }
         absorb(&self.profile, &profiles);
         Ok(())
     }
@@ -227,33 +219,32 @@ struct Group<'a, 'd, T> {
     pieces: Vec<Piece>,
     accumulated: Accumulated<'a>,
     /// The group's rows.
-    dx: Out<'d, T>,
+    dx: &'d mut [T],
 }
 
 impl<'a, T: Float> Group<'a, '_, T> {
     /// Walks the tapes in order, from dy (N, ...) to the group's part of dx, whose rows have `row` elements. Returns
     /// what has been accumulated, and whether any walk has reached its x.
     fn walk(self, dy: &Tensor, row: usize) -> Result<(Accumulated<'a>, bool)> {
-        let Self { pieces, mut accumulated, dx } = self;
-        let (mut dx_rest, mut reached) = (dx.data, false);
+        let Self { pieces, mut accumulated, dx: mut rest } = self;
+        let mut reached = false;
         for Piece { mut nodes, profile, input, output, samples } in pieces {
             if let Some(profile) = &profile {
                 profile.restart();
             }
-            let (data, after) = dx_rest.split_at_mut(samples.len() * row);
-            dx_rest = after;
+            let (dx, after) = rest.split_at_mut(samples.len() * row);
+            rest = after;
             let mut inputs = HashMap::new();
             if let Some(last) = output {
-                accumulated.interior = (0..=last).map(|_| State::Empty).collect();
-                accumulated.interior[last] = State::Filled(dy.slice(0, samples)?);
+                accumulated.of_nodes = (0..=last).map(|_| State::Empty).collect();
+                accumulated.of_nodes[last] = State::Filled(dy.slice(0, samples)?);
                 walk(&mut nodes, profile.as_deref(), last, &mut accumulated, &mut inputs)?;
             }
             let gradient = input.and_then(|input| inputs.remove(&input));
             reached |= gradient.is_some();
             match gradient {
-                Some(gradient) => put(data, gradient.as_slice("pieces")?, dx.accumulate),
-                None if !dx.accumulate => data.fill(T::zero()),
-                None => {}
+                Some(gradient) => dx.copy_from_slice(gradient.as_slice("pieces")?),
+                None => dx.fill(T::zero()),
             }
         }
         Ok((accumulated, reached))

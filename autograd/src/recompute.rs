@@ -51,14 +51,15 @@ pub(crate) fn recall(rule: &mut dyn Rule, forgotten: &[Forgotten], nodes: &[Node
             // A backward pass from another value has already consumed it.
             return Err(Error::Walked { op: nodes[node].name() });
         };
-        if let Some(recompute) = source.recompute() {
-            let (value, shape) = (recompute()?, &nodes[node].shape);
-            if value.shape() != shape {
-                let reason = format!("{} gave {} instead of {shape}", source.name(), value.shape());
-                return Err(Error::Recompute { reason });
-            }
-            *rule.saved_mut()[saved] = value;
+        let Some(recompute) = source.recompute() else {
+            return Err(Error::Recompute { reason: format!("{} does not give its value again", source.name()) });
+        };
+        let (value, shape) = (recompute()?, &nodes[node].shape);
+        if value.shape() != shape {
+            let reason = format!("{} gave {} instead of {shape}", source.name(), value.shape());
+            return Err(Error::Recompute { reason });
         }
+        *rule.saved_mut()[saved] = value;
     }
     Ok(())
 }

@@ -138,13 +138,15 @@ fn a_profile_sees_what_segments_do() {
     assert_eq!(of_segment, [0], "what it reads and writes is counted where it does");
 }
 
-/// An operation whose recomputation forgets its shape.
+/// Operations whose recomputation forgets its shape, or is offered only at first.
 #[test]
-fn a_value_that_is_recomputed_in_another_shape_is_an_error() {
-    struct Shrinking;
-    impl Rule for Shrinking {
+fn a_value_that_is_recomputed_in_another_shape_or_not_at_all_is_an_error() {
+    struct Forgetful {
+        offers: Cell<usize>,
+    }
+    impl Rule for Forgetful {
         fn name(&self) -> &'static str {
-            "shrinking"
+            "forgetful"
         }
         fn saved(&self) -> Vec<(&'static str, &Tensor)> {
             vec![]
@@ -153,17 +155,23 @@ fn a_value_that_is_recomputed_in_another_shape_is_an_error() {
             vec![]
         }
         fn recompute(&self) -> Option<Recompute<'_>> {
+            self.offers.set(self.offers.get().checked_sub(1)?);
             Some(Box::new(|| Ok(vector(&[1.0]))))
         }
         fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
             grads.give(0, dy)
         }
     }
-    let tape = Tape::recomputing_cheap();
-    let x = tape.input(vector(&[1.0, 2.0]));
-    let y = tape.record("shrinking", &[&x], vector(&[1.0, 2.0]), || Shrinking).unwrap();
-    let z = times(&y, &y).unwrap();
-    drop(y);
-    let error = tape.backward_from(&z, vector(&[1.0, 1.0]), &mut Gradients::default()).unwrap_err();
-    assert!(matches!(&error, Error::Recompute { reason } if reason == "shrinking gave (1) instead of (2)"), "{error}");
+    // It is asked once for each of the two values that z saves.
+    for (offers, expected) in [(9, "gave (1) instead of (2)"), (2, "does not give its value again")] {
+        let tape = Tape::recomputing_cheap();
+        let x = tape.input(vector(&[1.0, 2.0]));
+        let rule = || Forgetful { offers: Cell::new(offers) };
+        let y = tape.record("forgetful", &[&x], vector(&[1.0, 2.0]), rule).unwrap();
+        let z = times(&y, &y).unwrap();
+        drop(y);
+        let error = tape.backward_from(&z, vector(&[1.0, 1.0]), &mut Gradients::default()).unwrap_err();
+        let expected = format!("forgetful {expected}");
+        assert!(matches!(&error, Error::Recompute { reason } if *reason == expected), "{error}");
+    }
 }
