@@ -7,7 +7,7 @@ use biformer::trainer::{Outcome, Trainer};
 use common::program::{Ran, assert_same_run, biformer, command, contents, place, text};
 use common::undisturbed::{STEPS, Undisturbed};
 use std::sync::LazyLock;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::sleep;
 
 fn shared() -> &'static Undisturbed {
@@ -35,6 +35,31 @@ fn a_run_that_is_stopped_at_every_step_goes_on_to_the_bit() {
     let outcome = trainer.run(&AtomicBool::new(false)).unwrap();
     assert_eq!(outcome, Outcome::Finished);
     assert_same_run("stopped at every step", &shared.whole(), &run);
+}
+
+/// By a program with a button to pause, for instance, which is pressed twice.
+#[test]
+fn requests_to_stop_that_are_withdrawn_lose_nothing() {
+    let shared = shared();
+    let run = shared.run("withdrawn");
+    let flags = [("data", text(&shared.data).into()), ("out", text(&run).into())];
+    let flags = flags.into_iter().map(|(key, value): (_, toml::Value)| (key.to_owned(), value)).collect();
+    let changes = Changes::gather(Some(&shared.config), flags).unwrap();
+    let mut trainer = Trainer::from_changes(&changes).unwrap();
+    let (stop, over) = (AtomicBool::new(false), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                stop.fetch_not(Ordering::Relaxed);
+                std::thread::yield_now();
+            }
+        });
+        let ended =
+            (0..10_000).map(|_| trainer.run(&stop)).find(|outcome| *outcome.as_ref().unwrap() == Outcome::Finished);
+        over.store(true, Ordering::Relaxed);
+        assert!(ended.is_some(), "the run does not get on");
+    });
+    assert_same_run("paused and not", &shared.whole(), &run);
 }
 
 /// A batch in parts is not given up because of a request that was there before it began.

@@ -2,6 +2,7 @@
 
 use crate::Result;
 use rayon::prelude::*;
+use std::collections::HashSet;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -145,6 +146,7 @@ impl Owner {
 pub struct ParametersBuilder {
     /// With their initial values, which are generated only when they are written to the flat buffer.
     entries: Vec<(Entry, Box<dyn Iterator<Item = f64> + Send>)>,
+    names: HashSet<String>,
 }
 
 impl fmt::Debug for ParametersBuilder {
@@ -164,7 +166,7 @@ impl ParametersBuilder {
         values: impl IntoIterator<Item = f64, IntoIter: Send + 'static>,
     ) -> ParamId {
         let (name, shape) = (name.into(), shape.into());
-        assert!(self.entries.iter().all(|(other, _)| other.name != name), "two parameters named {name}");
+        assert!(self.names.insert(name.clone()), "two parameters named {name}");
         let id = ParamId::new(self.entries.len(), &name);
         let entry = Entry { id, name, shape, span: 0..0, frozen: false };
         self.entries.push((entry, Box::new(values.into_iter())));

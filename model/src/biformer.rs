@@ -99,7 +99,6 @@ impl BiFormer {
     ) -> Result<(Self, T)> {
         config.check()?;
         let stages = (0..config.stages()).map(|stage| merging(&mut builder, config, stage)).collect::<Vec<_>>();
-        let mut block = 0;
         let stages = stages
             .into_iter()
             .enumerate()
@@ -107,8 +106,8 @@ impl BiFormer {
                 let blocks = (0..config.depth[stage]).map(|index| {
                     let inner = if config.family == Family::Biformer { "" } else { "blocks." };
                     let name = format!("stages.{stage}.{inner}{index}");
-                    block += 1;
-                    Arc::new(Block::new(&mut builder, &name, config, stage, config.drop_path_of(block - 1)))
+                    let before: usize = config.depth[..stage].iter().sum();
+                    Arc::new(Block::new(&mut builder, &name, config, stage, config.drop_path_of(before + index)))
                 });
                 Stage { merging, blocks: blocks.collect() }
             })

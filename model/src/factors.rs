@@ -79,17 +79,16 @@ impl Factors {
         }
     }
 
-    /// The same in another shape.
-    pub(crate) fn on_as<'t, const N: usize>(
+    /// The same as a matrix, which a prepared tensor is already.
+    pub(crate) fn on_as<'t>(
         &self,
         tape: &'t Tape,
         id: ParamId,
-        extents: [usize; N],
+        extents: [usize; 2],
         constant: bool,
     ) -> Result<Var<'t>> {
         match self.prepared.tensors.get(&id) {
-            Some(tensor) if *tensor.shape() == extents => Ok(tape.constant(tensor.clone())),
-            Some(tensor) => Ok(tape.constant(tensor.reshape(extents)?)),
+            Some(tensor) => Ok(tape.constant(tensor.clone())),
             None if constant => Ok(tape.constant(self.get(id).reshape(extents)?)),
             None => Ok(tape.parameter_as(&self.rounded, id, extents)?),
         }

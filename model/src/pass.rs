@@ -331,8 +331,8 @@ impl<'t> Pass<'t> {
         self.given.factors.on(self.tape, id, self.given.constant)
     }
 
-    /// The same in another shape.
-    pub(crate) fn factor_as<const N: usize>(&self, id: ParamId, extents: [usize; N]) -> Result<Var<'t>> {
+    /// The same as a matrix.
+    pub(crate) fn factor_as(&self, id: ParamId, extents: [usize; 2]) -> Result<Var<'t>> {
         self.given.factors.on_as(self.tape, id, extents, self.given.constant)
     }
 

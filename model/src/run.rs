@@ -62,12 +62,12 @@ impl BiFormer {
     /// On the CPU, inference processes a batch [a number of images](BiFormer::images_at_once) at a time: a large batch
     /// needs hardly more memory than a small one, and is as fast.
     pub fn run<'t>(&self, pass: &Pass<'t>, images: &Tensor) -> Result<Vec<Var<'t>>> {
-        let size = self.grouping(pass, images)?;
+        let image = self.grouping(pass, images)?;
         let together = |pass: &Pass<'t>, images: &Tensor| {
             let images = images.contiguous()?.to_device(&self.device())?.cast(self.map_type)?;
-            self.run_together(pass, pass.tape().constant(images), size)
+            self.run_together(pass, pass.tape().constant(images), image)
         };
-        match self.images_at_once(size) {
+        match self.images_at_once(image) {
             Some(at_once) if pass.is_inference() => pass.in_turn(images, at_once, together),
             _ => together(pass, images),
         }
@@ -77,9 +77,9 @@ impl BiFormer {
     /// which tells on which of their pixels a result depends. Their type must be the maps' ([`tensor::Error::DType`])
     /// and their place the model's ([`tensor::Error::Device`]).
     pub fn run_on<'t>(&self, pass: &Pass<'t>, images: &Var<'t>) -> Result<Vec<Var<'t>>> {
-        let size = self.grouping(pass, images.value())?;
+        let image = self.grouping(pass, images.value())?;
         images.value().ensure_dtype("biformer", self.map_type)?;
-        self.run_together(pass, images.clone(), size)
+        self.run_together(pass, images.clone(), image)
     }
 
     /// The size as which a pass groups images (N, H, W, 3), if model and pass are for them.
@@ -108,13 +108,13 @@ impl BiFormer {
         Some(rayon::current_num_threads() * in_stage.max().unwrap_or(1))
     }
 
-    /// Runs images (N, H, W, 3) together, from the first stage to the results, grouped as images of size `size` are.
-    fn run_together<'t>(&self, pass: &Pass<'t>, images: Var<'t>, size: [usize; 2]) -> Result<Vec<Var<'t>>> {
+    /// Runs images (N, H, W, 3) together, from the first stage to the results, grouped as images of the size `image` are.
+    fn run_together<'t>(&self, pass: &Pass<'t>, images: Var<'t>, image: [usize; 2]) -> Result<Vec<Var<'t>>> {
         let (x, maps) = if pass.is_inference() {
-            let x = self.depth_first(pass, &images, size, self.stages.len())?;
+            let x = self.depth_first(pass, &images, image, self.stages.len())?;
             (x, pass.take_outputs())
         } else {
-            self.stage_by_stage(pass, images, size)?
+            self.stage_by_stage(pass, images, image)?
         };
         let Tail::Pool { norm, head } = &self.tail else { return Ok(maps) };
         let pooled = ops::mean_pool(&norm.forward(pass, &x)?)?;
@@ -127,13 +127,13 @@ impl BiFormer {
         &self,
         pass: &Pass<'t>,
         images: Var<'t>,
-        size: [usize; 2],
+        image: [usize; 2],
     ) -> Result<(Var<'t>, Vec<Var<'t>>)> {
         let (mut x, mut maps) = (images, vec![]);
         for stage in 0..self.stages.len() {
             x = self.merge(pass, x, stage)?;
             x =
-                pass.in_pieces(&x, self.images_per_piece(size, stage), |pass, x| self.blocks(pass, x.clone(), stage))?;
+                pass.in_pieces(&x, self.images_per_piece(image, stage), |pass, x| self.blocks(pass, x.clone(), stage))?;
             if let Tail::Dense(norms) = &self.tail {
                 maps.push(norms[stage].forward(pass, &x)?);
             }
@@ -144,10 +144,10 @@ impl BiFormer {
     /// The last map of the first `stages` stages, in inference. Earlier stages have larger maps and run on fewer images
     /// at a time; each group that the last stage takes is assembled from several such runs, so the large maps of a
     /// whole batch are never in memory at once.
-    fn depth_first<'t>(&self, pass: &Pass<'t>, images: &Var<'t>, size: [usize; 2], stages: usize) -> Result<Var<'t>> {
+    fn depth_first<'t>(&self, pass: &Pass<'t>, images: &Var<'t>, image: [usize; 2], stages: usize) -> Result<Var<'t>> {
         let Some(last) = stages.checked_sub(1) else { return Ok(images.clone()) };
-        pass.in_pieces(images, self.images_per_piece(size, last), |pass, images| {
-            let x = self.merge(pass, self.depth_first(pass, images, size, last)?, last)?;
+        pass.in_pieces(images, self.images_per_piece(image, last), |pass, images| {
+            let x = self.merge(pass, self.depth_first(pass, images, image, last)?, last)?;
             let x = self.blocks(pass, x, last)?;
             if let Tail::Dense(norms) = &self.tail {
                 pass.record_output(last, norms[last].forward(pass, &x)?);

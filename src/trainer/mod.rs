@@ -245,7 +245,7 @@ impl Trainer {
     }
 
     /// Trains until all epochs are done or `stop` is set, in which case it stops after the current step at the latest.
-    /// If `stop` is set from the beginning, it takes one step.
+    /// If `stop` is set from the beginning, it takes one step, or none if only the epoch's test is left.
     pub fn run(&mut self, stop: &AtomicBool) -> Result<Outcome> {
         Arc::clone(&self.pool).install(|| {
             introduce(&self.learner, &self.progress, &self.facts, [&self.train, &self.test]);
@@ -262,7 +262,9 @@ impl Trainer {
             let started = Instant::now();
             let training = self.train_epoch(stop, one_step, display)?;
             display.lost_classes(self.train.dataset().as_ref());
-            let test = if stop.load(Ordering::Relaxed) { None } else { self.evaluate(stop, display)? };
+            // Whoever has set `stop` may have cleared it since.
+            let trained = self.progress.batch >= self.train.batches_per_epoch();
+            let test = if trained && !stop.load(Ordering::Relaxed) { self.evaluate(stop, display)? } else { None };
             let Some(test) = test else {
                 self.save()?;
                 return Ok(Outcome::Interrupted);
@@ -289,7 +291,7 @@ impl Trainer {
     }
 
     /// Trains on what is left of an epoch, or until `stop` is set. With `one_step`, because `stop` was set from the
-    /// beginning, it takes one step.
+    /// beginning, it takes one step at most.
     fn train_epoch(&mut self, stop: &AtomicBool, one_step: bool, display: &mut Display) -> Result<Lap> {
         let (epoch, steps) = (self.progress.epoch(), self.train.batches_per_epoch());
         let schedule = self.schedule()?;

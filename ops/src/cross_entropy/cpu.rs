@@ -159,10 +159,19 @@ fn gradient<T: Float>(dy: T, p: &[T], targets: &impl Targets<T>, dx: Out<'_, T>)
     let rows = items_per_task(classes);
     let factor = dy / T::of((p.len() / classes) as f64);
     let accumulate = dx.accumulate;
-    dx.data.par_chunks_mut(rows * classes).zip(p.par_chunks(rows * classes)).enumerate().for_each(|(task, (dx, p))| {
-        for (i, (data, p)) in dx.chunks_exact_mut(classes).zip(p.chunks_exact(classes)).enumerate() {
-            let n = task * rows + i;
-            simd!(A => targets.gradient::<A>(n, factor, p, Out { data, accumulate }));
-        }
-    });
+    dx.data.par_chunks_mut(rows * classes).zip(p.par_chunks(rows * classes)).enumerate().for_each(
+        |(task, (data, p))| {
+            let dx = Out { data, accumulate };
+            simd!(A => gradients_of::<T, A>(task * rows, factor, p, targets, dx));
+        },
+    );
+}
+
+/// The gradients of the rows from `first` on.
+#[inline(always)]
+fn gradients_of<T: Float, A: Arch>(first: usize, factor: T, p: &[T], targets: &impl Targets<T>, dx: Out<'_, T>) {
+    let (classes, accumulate) = (targets.classes(), dx.accumulate);
+    for (i, (data, p)) in dx.data.chunks_exact_mut(classes).zip(p.chunks_exact(classes)).enumerate() {
+        targets.gradient::<A>(first + i, factor, p, Out { data, accumulate });
+    }
 }

@@ -42,20 +42,15 @@ pub fn backward<T: Float>(dy: &[T], y: &[T], channels: usize, dx: Out<'_, T>) {
         .for_each(|(data, (dy, y))| simd!(A => backward_rows::<T, A>(dy, y, channels, Out { data, accumulate })));
 }
 
+/// dx = y·(dy − Σ dy·y) for each row.
 #[inline(always)]
-fn backward_rows<T: Float, A: Arch>(dy: &[T], y: &[T], channels: usize, out: Out<'_, T>) {
+fn backward_rows<T: Float, A: Arch>(dy: &[T], y: &[T], channels: usize, dx: Out<'_, T>) {
     let rows = dy.chunks_exact(channels).zip(y.chunks_exact(channels));
-    for ((dy, y), data) in rows.zip(out.data.chunks_exact_mut(channels)) {
-        backward_row::<T, A>(dy, y, Out { data, accumulate: out.accumulate });
-    }
-}
-
-/// dx = y·(dy − Σ dy·y) for one row.
-#[inline(always)]
-fn backward_row<T: Float, A: Arch>(dy: &[T], y: &[T], out: Out<'_, T>) {
-    let delta = sum_map2(dy, y, |dy, y| dy * y);
-    for ((dx, &dy), &y) in out.data.iter_mut().zip(dy).zip(y) {
-        *dx = A::mul_add(y, dy - delta, if out.accumulate { *dx } else { T::zero() });
+    for ((dy, y), row) in rows.zip(dx.data.chunks_exact_mut(channels)) {
+        let delta = sum_map2(dy, y, |dy, y| dy * y);
+        for ((dx_i, &dy), &y) in row.iter_mut().zip(dy).zip(y) {
+            *dx_i = A::mul_add(y, dy - delta, if dx.accumulate { *dx_i } else { T::zero() });
+        }
     }
 }
 

@@ -73,6 +73,7 @@ enum Role {
 struct Head<'a, T> {
     geometry: Geometry,
     image: usize,
+    /// Which of the image's heads.
     index: usize,
     /// (N, H, W, 2D + C)
     qkv: &'a [T],
@@ -84,15 +85,15 @@ struct Head<'a, T> {
 }
 
 impl<'a, T: Copy> Head<'a, T> {
-    /// The head `index`, counted through all images, of qkv (N, H, W, 2D + C) and routes (N, P, k).
+    /// Head `of_all`, counted through all images, of qkv (N, H, W, 2D + C) and routes (N, P, k).
     fn new(
         geometry: Geometry,
         qkv: &'a [T],
         (pixels, routes): (Pixels<'a>, &'a [u32]),
         scale: T,
-        index: usize,
+        of_all: usize,
     ) -> Self {
-        let (image, index) = (index / geometry.heads, index % geometry.heads);
+        let (image, index) = (of_all / geometry.heads, of_all % geometry.heads);
         let routed = geometry.regions.count() * geometry.topk;
         Self { geometry, image, index, qkv, pixels, routes: &routes[image * routed..][..routed], scale }
     }
@@ -204,9 +205,9 @@ impl<'a, T: Copy> Head<'a, T> {
     }
 
     /// The layout of the scores of the queries of this many regions, with this many quads of queries each.
-    fn score_layout(&self, [regions, queries]: [usize; 2]) -> ScoreLayout {
+    fn score_layout(&self, [regions, query_quads]: [usize; 2]) -> ScoreLayout {
         let (tokens, quads) = (self.geometry.regions.tokens(), self.quads());
-        ScoreLayout { regions, queries, keys: self.geometry.topk * quads, region: [tokens, quads] }
+        ScoreLayout { regions, query_quads, key_quads: self.geometry.topk * quads, region: [tokens, quads] }
     }
 
     /// The quads of the keys that these regions attend to, one region's after the other's.

@@ -34,9 +34,9 @@ pub(super) const SQUARE: usize = QUAD * QUAD;
 pub(super) struct ScoreLayout {
     pub regions: usize,
     /// Quads of queries of a region.
-    pub queries: usize,
+    pub query_quads: usize,
     /// Quads of keys that a region attends to.
-    pub keys: usize,
+    pub key_quads: usize,
     /// Tokens of a region that is attended to, and its quads, of which the last may have fewer than four.
     pub region: [usize; 2],
 }
@@ -44,12 +44,12 @@ pub(super) struct ScoreLayout {
 impl ScoreLayout {
     /// How many elements there are.
     pub fn len(self) -> usize {
-        self.quads() * self.keys * SQUARE
+        self.quads() * self.key_quads * SQUARE
     }
 
     /// The quads of all regions' queries.
     pub fn quads(self) -> usize {
-        self.regions * self.queries
+        self.regions * self.query_quads
     }
 
     /// How many registers the scores of all these queries with one quad of keys take.
@@ -62,14 +62,14 @@ impl ScoreLayout {
     #[inline(always)]
     pub fn place<T: Float, A: Arch>(self, register: usize) -> usize {
         let element = register * A::Vector::<T>::LANES;
-        element / SQUARE * self.keys * SQUARE + element % SQUARE
+        element / SQUARE * self.key_quads * SQUARE + element % SQUARE
     }
 
     /// Each query times each key that its region attends to, over `dim` channels, from the columns of both.
     pub fn scores<T: Float, A: Arch>(self, dim: usize, queries: &[T], keys: Quads<'_, &[T]>, to: &mut [T]) {
         let size = dim * QUAD;
         assert!(queries.len() >= self.quads() * size && to.len() >= self.len(), "operands of scores");
-        assert!(keys.quads.len() == self.regions * self.keys, "quads of keys");
+        assert!(keys.quads.len() == self.regions * self.key_quads, "quads of keys");
         let operands = ColumnOperands { dim, queries: queries.as_ptr(), keys: keys.data.as_ptr(), to: to.as_mut_ptr() };
         let registers = self.registers::<T, A>() / self.regions.max(1);
         A::run(
@@ -79,11 +79,11 @@ impl ScoreLayout {
                 // For each region, tiles of the largest size as long as they fit, then of the next smaller sizes.
                 macro_rules! tiles {
                     ($($height:literal [$($width:literal)*])*) => {
-                        for (region, quads) in keys.quads.chunks_exact(self.keys).enumerate() {
+                        for (region, quads) in keys.quads.chunks_exact(self.key_quads).enumerate() {
                             let (mut register, end) = (region * registers, (region + 1) * registers);
                             $(while end - register >= $height {
                                 let mut key = 0;
-                                $(while self.keys - key >= $width {
+                                $(while self.key_quads - key >= $width {
                                     // SAFETY: all of it lies inside the slices, as just checked; `A::run` makes sure
                                     // of the instruction set.
                                     unsafe { self.score_tile::<T, A, $height, $width>(operands, register, key, quads) };
@@ -155,14 +155,14 @@ impl ScoreLayout {
 
     /// These weights as a matrix (queries, keys).
     pub fn by_query<T>(self, weights: &[T]) -> Weights<'_, T, QUAD, 1> {
-        let extents = [self.regions, self.queries, self.keys];
-        Weights { data: weights, row_quad: self.keys * SQUARE, column_quad: SQUARE, extents }
+        let extents = [self.regions, self.query_quads, self.key_quads];
+        Weights { data: weights, row_quad: self.key_quads * SQUARE, column_quad: SQUARE, extents }
     }
 
     /// The same as a matrix (keys, queries).
     pub fn by_key<T>(self, weights: &[T]) -> Weights<'_, T, 1, QUAD> {
-        let extents = [self.regions, self.keys, self.queries];
-        Weights { data: weights, row_quad: SQUARE, column_quad: self.keys * SQUARE, extents }
+        let extents = [self.regions, self.key_quads, self.query_quads];
+        Weights { data: weights, row_quad: SQUARE, column_quad: self.key_quads * SQUARE, extents }
     }
 }
 

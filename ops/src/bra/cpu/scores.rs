@@ -174,6 +174,6 @@ impl ScoreLayout {
     #[inline(always)]
     fn along<T: Float, A: Arch>(self, register: usize) -> std::iter::StepBy<Range<usize>> {
         let first = self.place::<T, A>(register);
-        (first..first + self.keys * SQUARE).step_by(SQUARE)
+        (first..first + self.key_quads * SQUARE).step_by(SQUARE)
     }
 }
