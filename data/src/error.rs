@@ -1,6 +1,7 @@
 //! What can go wrong between a file and a batch.
 
 use crate::{Split, extensions, look_alike};
+use std::io;
 use std::path::{Path, PathBuf};
 
 /// The result of everything in this crate that can fail.
@@ -139,7 +140,7 @@ pub enum Error {
         /// The file or folder.
         path: PathBuf,
         /// The system's complaint.
-        cause: std::io::Error,
+        cause: io::Error,
     },
     /// Something is there, but of a kind that this crate does not read.
     #[error("{} is not supported: {what}", path.display())]
@@ -218,15 +219,26 @@ fn several(errors: &[Error]) -> String {
     first_of(5, errors, "; ", Error::to_string)
 }
 
+/// Whether the system refused for lack of memory, or because too many files are open.
+fn lacks_resources(cause: &io::Error) -> bool {
+    // ERROR_TOO_MANY_OPEN_FILES, or ENFILE and EMFILE.
+    let open_files: &[i32] = if cfg!(windows) { &[4] } else { &[23, 24] };
+    cause.kind() == io::ErrorKind::OutOfMemory || cause.raw_os_error().is_some_and(|code| open_files.contains(&code))
+}
+
 impl Error {
-    /// Whether it is no fault of an image, so that another image cannot take its place. (A worker's is that it was told
-    /// to stop.)
+    /// Whether it is no fault of an image, so that another image must not take its place: what a run learns from may not
+    /// depend on how busy the machine is. (A worker's fault is that it was told to stop.)
     pub(crate) fn ends_epoch(&self) -> bool {
-        matches!(self, Self::Label { .. } | Self::Index { .. } | Self::Other(_) | Self::Worker(_))
+        match self {
+            Self::Label { .. } | Self::Index { .. } | Self::Other(_) | Self::Worker(_) => true,
+            Self::Io { cause, .. } => lacks_resources(cause),
+            _ => false,
+        }
     }
 
     /// For `map_err`: the failure to read `path`.
-    pub(crate) fn io(path: &Path) -> impl FnOnce(std::io::Error) -> Self {
+    pub(crate) fn io(path: &Path) -> impl FnOnce(io::Error) -> Self {
         move |cause| Self::Io { path: path.to_owned(), cause }
     }
 

@@ -106,8 +106,9 @@ impl std::fmt::Debug for Image {
 /// the first is decoded. A file over 256 MiB, or one that would decode to more than 512 MiB, is refused before the
 /// memory is taken.
 ///
-/// Errors: [`Error::Missing`], [`Error::Io`], [`Error::Unsupported`] (not a regular file), or [`Error::Undecodable`]
-/// (also for a JPEG or WebP that ends early, and for an animation), each with the path.
+/// Errors: [`Error::Missing`], [`Error::Io`] (also where there is too little memory, of kind
+/// [`OutOfMemory`](ErrorKind::OutOfMemory)), [`Error::Unsupported`] (not a regular file), or [`Error::Undecodable`] (also
+/// for a JPEG or WebP that ends early, and for an animation), each with the path.
 pub fn load_image(path: impl AsRef<Path>) -> Result<Image> {
     let path = path.as_ref();
     decode(&read_file(path, MAX_FILE, "an image file")?, path)
@@ -159,34 +160,55 @@ pub(crate) fn read_file(path: &Path, limit: u64, looked_for: &str) -> Result<Vec
 /// Decodes the bytes of an image file; `path` only names them in errors.
 pub(crate) fn decode(bytes: &[u8], path: &Path) -> Result<Image> {
     // The decoders are third-party code: a panic over an unforeseen file must not end a run.
-    let rgb =
-        panic::catch_unwind(|| pixels(bytes)).unwrap_or_else(|_| Err("the decoder broke down over it".to_owned()));
+    let rgb = panic::catch_unwind(|| pixels(bytes))
+        .unwrap_or_else(|_| Err(Refusal::Undecodable("the decoder broke down over it".to_owned())));
     let undecodable = |cause: String| Error::Undecodable { path: path.to_owned(), cause };
-    let rgb = rgb.map_err(undecodable)?;
+    let rgb = rgb.map_err(|refusal| match refusal {
+        Refusal::Undecodable(cause) => undecodable(cause),
+        Refusal::NoRoom(cause) => Error::io(path)(io::Error::new(ErrorKind::OutOfMemory, cause)),
+    })?;
     let (width, height) = rgb.dimensions();
     Image::new(height as usize, width as usize, rgb.into_raw()).map_err(|cause| undecodable(cause.to_string()))
+}
+
+/// Why a file is not decoded.
+enum Refusal {
+    /// It cannot be.
+    Undecodable(String),
+    /// There is too little memory at present.
+    NoRoom(String),
+}
+
+impl From<String> for Refusal {
+    fn from(cause: String) -> Self {
+        Self::Undecodable(cause)
+    }
 }
 
 fn too_large(takes: &str) -> String {
     format!("{takes} more than {} MiB, the most that is read: shrink it with another program", MAX_DECODED >> 20)
 }
 
-/// The pixels of an image file, or why it cannot be decoded.
-fn pixels(bytes: &[u8]) -> std::result::Result<RgbImage, String> {
+/// The pixels of an image file.
+fn pixels(bytes: &[u8]) -> std::result::Result<RgbImage, Refusal> {
     let failed = |cause: ImageError| match cause {
         _ if ends_early(&cause) => CUT_OFF.to_owned(),
         ImageError::Limits(_) => too_large("it takes"),
         _ => cause.to_string(),
     };
     if let Some(refusal) = formats::refusal(bytes) {
-        return Err(refusal.to_owned());
+        return Err(refusal.to_owned().into());
     }
     let mut reader = ImageReader::new(Cursor::new(bytes)).with_guessed_format().map_err(|cause| cause.to_string())?;
     let format = reader.format();
     if !format.is_some_and(|format| format.reading_enabled()) {
-        return Err("it is no PNG, JPEG, WebP, BMP, TIFF or PNM".to_owned());
+        return Err("it is no PNG, JPEG, WebP, BMP, TIFF or PNM".to_owned().into());
     }
-    let not_free = |what: &str, bytes: u64| format!("{what} {} MB of memory, which are not free", bytes / 1_000_000);
+    let not_free = |what: &str, bytes: u64| {
+        let words =
+            format!("{what} {} MB of memory, which are not free: make room, or the image smaller", bytes / 1_000_000);
+        Refusal::NoRoom(words)
+    };
     let head = formats::memory_of_head(format);
     if !is_granted(head) {
         return Err(not_free("its head may take", head));
@@ -198,13 +220,13 @@ fn pixels(bytes: &[u8]) -> std::result::Result<RgbImage, String> {
     let mut decoder = reader.into_decoder().map_err(failed)?;
     if matches!(decoder.color_type(), ColorType::Rgb32F | ColorType::Rgba32F) {
         // Decoders take integers of 32 bits for floats, and nobody says which float is white.
-        return Err("its colours have 32 bits each: save it with 8 or 16".to_owned());
+        return Err("its colours have 32 bits each: save it with 8 or 16".to_owned().into());
     }
     let (width, height) = decoder.dimensions();
     // Its size as RGB counts, too: there, a pixel of one byte, or of one bit, takes three bytes.
     let (decoded, rgb) = (decoder.total_bytes(), 3 * u64::from(width) * u64::from(height));
     if decoded.max(rgb) > MAX_DECODED {
-        return Err(too_large(&format!("{width}x{height} pixels take")));
+        return Err(too_large(&format!("{width}x{height} pixels take")).into());
     }
     let orientation = decoder.orientation().unwrap_or(Orientation::NoTransforms);
     // Beside it is what the decoder needs, and, when that is gone, a second picture while it is turned or made bytes of

@@ -1,6 +1,7 @@
 //! What a loader makes of images that cannot be decoded, of wrong labels, and of panics.
 
 use std::fs;
+use std::io;
 use std::sync::Arc;
 
 use crate::support::loading::*;
@@ -187,13 +188,22 @@ fn a_panic_in_a_batch_of_chosen_images_is_an_error_too() {
 /// However many bad images may be replaced: this is no fault of an image.
 #[test]
 fn an_error_of_another_kind_ends_the_epoch() {
-    for bad in [(|_| false) as fn(usize) -> bool, |index| (5..7).contains(&index)] {
-        let faulty = Faulty { fails_at: 7, ..Faulty::new(40, bad) };
+    fn refusal(cause: io::Error) -> Error {
+        Error::Io { path: "7.png".into(), cause }
+    }
+    let reasons: [fn() -> Error; 3] = [
+        || Error::Other("the store is gone".into()),
+        || refusal(io::ErrorKind::OutOfMemory.into()),
+        || refusal(io::Error::from_raw_os_error(if cfg!(windows) { 4 } else { 24 })),
+    ];
+    let bad: [fn(usize) -> bool; 2] = [|_| false, |index| (5..7).contains(&index)];
+    for (bad, reason) in bad.into_iter().flat_map(|bad| reasons.map(|reason| (bad, reason))) {
+        let faulty = Faulty { fails_at: 7, reason, ..Faulty::new(40, bad) };
         let loader = Loader::new(Arc::new(faulty), in_order(2, usize::MAX)).unwrap();
         let results: Vec<_> = loader.epoch(0, 0).collect();
-        let error = results.last().unwrap().as_ref().unwrap_err();
-        assert!(matches!(error, Error::Other(cause) if cause.to_string() == "the store is gone"), "{error}");
         assert_eq!(results.len(), 4);
-        assert!(matches!(loader.batch_of(vec![7]), Err(Error::Other(_))));
+        for error in [results.last().unwrap().as_ref().unwrap_err(), &loader.batch_of(vec![7]).unwrap_err()] {
+            assert_eq!(error.to_string(), reason().to_string());
+        }
     }
 }

@@ -46,6 +46,7 @@ pub struct Faulty {
     pub panics_at: usize,
     /// The sample that fails for another reason than its image.
     pub fails_at: usize,
+    pub reason: fn() -> Error,
     pub delay: Duration,
     /// How often it was asked for a sample.
     pub asked: AtomicUsize,
@@ -54,7 +55,8 @@ pub struct Faulty {
 impl Faulty {
     pub fn new(len: usize, bad: fn(usize) -> bool) -> Self {
         let (panics_at, fails_at, delay) = (usize::MAX, usize::MAX, Duration::ZERO);
-        Self { inner: in_memory(len), bad, known: 10, panics_at, fails_at, delay, asked: AtomicUsize::new(0) }
+        let reason = || Error::Other("the store is gone".into());
+        Self { inner: in_memory(len), bad, known: 10, panics_at, fails_at, reason, delay, asked: AtomicUsize::new(0) }
     }
 }
 
@@ -76,7 +78,7 @@ impl Dataset for Faulty {
         std::thread::sleep(self.delay);
         assert!(index != self.panics_at, "sample {index} bites");
         if index == self.fails_at {
-            return Err(Error::Other("the store is gone".into()));
+            return Err((self.reason)());
         }
         if (self.bad)(index) {
             return Err(Error::Undecodable { path: format!("{index}.png").into(), cause: "torn".to_owned() });
