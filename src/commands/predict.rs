@@ -89,34 +89,36 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
             let outcome = listed.skip(&error);
             listed.print(&Prediction { path: folder.to_string_lossy(), outcome })?;
         }
-        for paths in pictures.chunks(at_once) {
-            // If the output is no longer read, there may still be something to draw.
-            if is_closed() && maps.as_ref().is_none_or(AttentionMaps::is_full) {
-                break;
+        let mut classified = || -> Result<()> {
+            for paths in pictures.chunks(at_once) {
+                // If the output is no longer read, there may still be something to draw.
+                if is_closed() && maps.as_ref().is_none_or(AttentionMaps::is_full) {
+                    break;
+                }
+                let load = |path: &PathBuf| load_image(path).map(|image| transform.pixels(&image));
+                let loaded: Vec<data::Result<Vec<f32>>> = paths.par_iter().map(load).collect();
+                let point = maps.as_ref().filter(|maps| !maps.is_full()).map(|maps| maps.point);
+                let (probabilities, trace) = classify(&model, factors.clone(), &loaded, size, point)?;
+                if let Some(maps) = &mut maps {
+                    maps.take(paths.iter().zip(&loaded), trace, &transform)?;
+                }
+                let mut probabilities = probabilities.chunks(classes.len());
+                for (path, loaded) in paths.iter().zip(loaded) {
+                    let outcome = match loaded {
+                        Ok(_) => Outcome::Classes(by_probability(&classes, probabilities.next().unwrap_or_default())),
+                        // The other pictures are not affected.
+                        Err(error) => listed.skip(&error.into()),
+                    };
+                    listed.print(&Prediction { path: path.to_string_lossy(), outcome })?;
+                }
             }
-            let load = |path: &PathBuf| load_image(path).map(|image| transform.pixels(&image));
-            let loaded: Vec<data::Result<Vec<f32>>> = paths.par_iter().map(load).collect();
-            let point = maps.as_ref().filter(|maps| !maps.is_full()).map(|maps| maps.point);
-            let (probabilities, trace) = classify(&model, factors.clone(), &loaded, size, point)?;
-            if let Some(maps) = &mut maps {
-                maps.take(paths.iter().zip(&loaded), trace, &transform)?;
-            }
-            let mut probabilities = probabilities.chunks(classes.len());
-            for (path, loaded) in paths.iter().zip(loaded) {
-                let outcome = match loaded {
-                    Ok(_) => Outcome::Classes(by_probability(&classes, probabilities.next().unwrap_or_default())),
-                    // The other pictures are not affected.
-                    Err(error) => listed.skip(&error.into()),
-                };
-                listed.print(&Prediction { path: path.to_string_lossy(), outcome })?;
-            }
-        }
-        if let Some(maps) = maps {
-            maps.draw()?;
-        }
+            maps.take().map_or(Ok(()), AttentionMaps::draw)
+        };
+        let done = classified();
+        // A list of JSON is whole, whatever has failed.
         let status = listed.status;
         listed.end()?;
-        Ok(status)
+        done.map(|()| status)
     })
 }
 

@@ -1,7 +1,7 @@
 //! What stands in the way of files that the program is to write: full disks, results, pipes. Nothing on disk is harmed.
 
 use crate::bad_files::{copied_run, shared};
-use crate::common::program::{biformer, contents, fresh, text};
+use crate::common::program::{Ran, biformer, command, contents, fresh, text};
 use crate::common::samples::{self, train};
 use biformer::model::TensorFile;
 use biformer::tensor::Tensor;
@@ -56,6 +56,36 @@ fn data_that_end_a_run_are_named_even_if_it_cannot_be_saved() {
         "; and what was done since the last checkpoint could not be saved: ",
         "allow larger files (ulimit -f)",
     ]);
+}
+
+/// What was found or measured is printed, and JSON is whole, where the picture of it cannot be written.
+#[cfg(unix)]
+#[test]
+fn no_results_are_lost_with_their_picture() {
+    use crate::common::program::{json, limited};
+    let folder = fresh("full-disk-pictures");
+    let (run, picture, file) = (copied_run("pictures"), folder.join("a.png"), folder.join("drawn.png"));
+    samples::picture(&picture, 40, 60, [9, 100, 50]);
+    let predict = ["predict", "--checkpoint", text(&run), text(&picture), "--attention", text(&file), "--json"];
+    let sweep = ["bench", "--op", "bra", "--largest", "56", "--plot", text(&file), "--json"];
+    for (asked, field) in [(&predict[..], "/0/classes"), (&sweep, "/curves/1/points")] {
+        let said = limited("ulimit -f 0", asked);
+        assert_eq!(said.status, Some(2), "{said:?}");
+        assert!(said.err.contains("drawn.png") && json(&said.out).pointer(field).is_some(), "{said:?}");
+        assert!(!file.exists());
+    }
+}
+
+/// No operation is to blame for it.
+#[test]
+fn kernels_that_cannot_be_cached_are_no_failed_checks() {
+    let taken = fresh("no-cache").join("file");
+    fs::write(&taken, "").unwrap();
+    let mut check = command(&["gradcheck", "--device", "emulated", "--op", "scale"]);
+    let said = Ran::from(check.env("BIFORMER_CACHE", &taken).output().unwrap());
+    // Without a C++ compiler it does not come so far.
+    let word = if said.err.contains("compiler") { "compiler" } else { "another folder in BIFORMER_CACHE" };
+    said.refused(&["emulated", word]);
 }
 
 /// A slip of the hand costs no file: results take the place of earlier results only.

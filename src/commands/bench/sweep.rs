@@ -77,15 +77,6 @@ pub fn run(largest: usize, plot: Option<&Path>, json: bool) -> Result<Status> {
     let (threads, isa) = (rayon::current_num_threads(), Isa::current().name());
     let setting = format!("{CHANNELS} channels, {HEADS} heads, k = {TOPK}, f32, threads: {threads}, {isa}");
     let curves = [routed, full];
-    if let Some(path) = plot {
-        let growth = |curve: &Curve, name| scaling::Growth {
-            name,
-            points: curve.points.iter().map(|point| (point.tokens as f64, point.forward_backward_ms / 1e3)).collect(),
-            exponent: curve.forward_backward_exponent,
-        };
-        let [routed, full] = &curves;
-        scaling::draw([growth(routed, "bi-level routing attention"), growth(full, "full attention")], &setting, path)?;
-    }
     if json {
         let object = json!({
             "channels": CHANNELS, "heads": HEADS, "topk": TOPK, "threads": threads, "isa": isa, "curves": curves,
@@ -96,6 +87,16 @@ pub fn run(largest: usize, plot: Option<&Path>, json: bool) -> Result<Status> {
         for curve in &curves {
             curve.print()?;
         }
+    }
+    // Last, as it may fail, and measuring takes minutes.
+    if let Some(path) = plot {
+        let growth = |curve: &Curve, name| scaling::Growth {
+            name,
+            points: curve.points.iter().map(|point| (point.tokens as f64, point.forward_backward_ms / 1e3)).collect(),
+            exponent: curve.forward_backward_exponent,
+        };
+        let [routed, full] = &curves;
+        scaling::draw([growth(routed, "bi-level routing attention"), growth(full, "full attention")], &setting, path)?;
     }
     Ok(Status::Done)
 }

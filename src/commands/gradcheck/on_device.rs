@@ -6,7 +6,7 @@ use anyhow::Result;
 use ops::check::device::{DeviceReport, check_on, tolerance};
 use ops::registry::Op;
 use serde_json::{Value, json};
-use tensor::DType;
+use tensor::{DType, Tensor};
 
 /// First what most people train in: after a fault a GPU refuses its process everything.
 const TYPES: [DType; 3] = [DType::Bf16, DType::F32, DType::F64];
@@ -14,6 +14,8 @@ const TYPES: [DType; 3] = [DType::Bf16, DType::F32, DType::F64];
 /// Checks operations in each type, and prints a line of each as soon as it is known. Returns the reports as JSON.
 pub fn check_all(device: DeviceName, ops: &[&Op]) -> Result<Vec<Value>> {
     let device = Compute { device, ..Compute::default() }.open()?;
+    // Where no kernel can be compiled at all, it is not the operations that fail.
+    Tensor::full_on(&device, [1], 1.0, DType::F32)?.cast(DType::F64)?;
     let [bf16, f32, f64] = TYPES.map(tolerance);
     say!(
         "Values and gradients on {device} against those of the CPU in f64, of the same inputs (limits: {bf16:.1e} in bf16, \

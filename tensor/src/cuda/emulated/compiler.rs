@@ -91,7 +91,9 @@ impl Compiler {
     }
 
     fn compile(&self, module: &Module, source: &str, headers: &[(&str, &str)], library: &Path) -> Result<()> {
-        let io = |path: &Path, error: std::io::Error| failure(format!("cannot write {}: {error}", path.display()));
+        let io = |path: &Path, error: std::io::Error| {
+            failure(format!("cannot write {}: {error}; name another folder in BIFORMER_CACHE", path.display()))
+        };
         // A folder of its own: other processes may compile the same module.
         let work = library.with_extension(std::process::id().to_string());
         cache::make(&work).map_err(|error| io(&work, error))?;
