@@ -97,10 +97,11 @@ impl RunFolder {
     /// Prints a note if config.toml has been edited, since that has no effect: a run resumes with the configuration in
     /// its checkpoint.
     pub fn note_edits(&self, config: &RunConfig) -> Result<()> {
-        let bytes = read(&self.path.join(CONFIG))?;
-        let text = str::from_utf8(&bytes).ok();
-        let is_own = || text.is_some_and(|text| RunConfig::parse(text).is_ok_and(|written| written == *config));
-        if !bytes.is_empty() && !is_own() {
+        let is_own = |bytes: Vec<u8>| {
+            let text = str::from_utf8(&bytes).ok();
+            bytes.is_empty() || text.is_some_and(|text| RunConfig::parse(text).is_ok_and(|written| written == *config))
+        };
+        if !read(&self.path.join(CONFIG))?.is_some_and(is_own) {
             tell!(
                 io::stderr(),
                 "note: {} differs from the checkpoint's configuration and is rewritten: to change a run, use --config and options",
@@ -176,13 +177,16 @@ impl RunFolder {
     }
 }
 
-/// The content of a file, which is empty where there is none.
-pub(super) fn read(path: &Path) -> Result<Vec<u8>> {
+/// The content of a log or a configuration: empty where there is none, `None` where it cannot be read, or is longer than
+/// anything that a run writes there. Errors: it is no regular file.
+pub(super) fn read(path: &Path) -> Result<Option<Vec<u8>>> {
+    const MAX: u64 = 256 << 20;
     ensure_regular(path)?;
-    match path.exists() {
-        true => fs::read(path).with_context(|| path.display().to_string()),
-        false => Ok(vec![]),
-    }
+    Ok(match fs::metadata(path) {
+        Ok(metadata) if metadata.len() <= MAX => fs::read(path).ok(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Some(vec![]),
+        _ => None,
+    })
 }
 
 /// Whether a folder holds a run, which can be resumed. Errors: it is none, or lies in none; those of looking there.
@@ -196,7 +200,7 @@ pub fn holds_run(path: &Path) -> Result<bool> {
 fn holds_untrained(path: &Path) -> bool {
     let untrained = |progress: Progress| progress == Progress::default();
     !path.join(BEST).exists()
-        && read(&path.join(METRICS)).is_ok_and(|bytes| bytes.is_empty())
+        && read(&path.join(METRICS)).is_ok_and(|bytes| bytes.is_some_and(|bytes| bytes.is_empty()))
         && Checkpoint::read_progress(&path.join(FILE_NAME)).is_ok_and(untrained)
 }
 

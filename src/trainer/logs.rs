@@ -7,7 +7,9 @@
 use super::checkpoint::Progress;
 use super::folder::{RunFolder, read};
 use super::metrics::Timing;
+use crate::printing::tell;
 use anyhow::Result;
+use std::io;
 
 pub(super) const METRICS: &str = "metrics.jsonl";
 pub(super) const TIMINGS: &str = "timings.jsonl";
@@ -21,7 +23,7 @@ impl RunFolder {
 
     /// Adds the line of an epoch's timing.
     pub fn append_timing(&self, timing: &Timing) -> Result<()> {
-        let mut bytes = read(&self.path().join(TIMINGS))?;
+        let mut bytes = read(&self.path().join(TIMINGS))?.unwrap_or_default();
         if bytes.last().is_some_and(|&last| last != b'\n') {
             bytes.push(b'\n');
         }
@@ -31,7 +33,12 @@ impl RunFolder {
 
     /// Removes the lines of epochs that are still to come at this place of the run. Lines that are not an epoch's stay.
     pub(super) fn rewind_logs(&self, progress: &Progress) -> Result<()> {
-        let bytes = read(&self.path().join(TIMINGS))?;
+        let path = self.path().join(TIMINGS);
+        let Some(bytes) = read(&path)? else {
+            tell!(io::stderr(), "note: {} cannot be read, and is begun anew", path.display());
+            self.write(TIMINGS, &[])?;
+            return self.write_metrics(progress);
+        };
         let is_to_come =
             |line: &&[u8]| serde_json::from_slice::<Timing>(line).is_ok_and(|timing| timing.epoch > progress.epoch());
         let lines = bytes.split_inclusive(|&byte| byte == b'\n');
