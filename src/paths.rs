@@ -72,7 +72,8 @@ pub fn names_same(setting: &str, one: &str, other: &str) -> Result<bool> {
         return Ok(one == other);
     }
     let relative = Path::new(one).strip_prefix(".").unwrap_or(Path::new(one));
-    Ok(Path::new(other).ends_with(relative)
+    // Every path ends with the empty one.
+    Ok(!relative.as_os_str().is_empty() && Path::new(other).ends_with(relative)
         || Path::new(&absolute(setting, one)?) == Path::new(&absolute(setting, other)?))
 }
 
@@ -129,7 +130,7 @@ mod tests {
         for one in ["runs/a", "./runs/a/", "a", "/home/me/runs/a/", "/home/me/./runs/a"] {
             assert!(same(one, "/home/me/runs/a"), "{one}");
         }
-        for one in ["", "runs", "b/a", "/runs/a", "runs/a/b"] {
+        for one in ["", ".", "./", "runs", "b/a", "/runs/a", "runs/a/b"] {
             assert!(!same(one, "/home/me/runs/a"), "{one}");
         }
         assert!(same("", "") && same("runs/a", "runs/a/") && !same("runs/a", ""));

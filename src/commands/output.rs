@@ -5,7 +5,7 @@ use crate::paths::resolved;
 use crate::pictures;
 use crate::trainer::checkpoint::FILE_NAME;
 use crate::trainer::folder::FILES;
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use model::{TensorFile, ensure_writable};
 use serde_json::Value;
 use std::fs::{self, File};
@@ -52,7 +52,7 @@ pub fn ensure_output(option: &str, path: &Path, kind: Kind) -> Result<()> {
     if path.is_file() && (!kind.holds(path) || is_lock(path)) {
         bail!("{option} {}: what is there is no earlier result; name another file", path.display());
     }
-    let place = resolved(path)?;
+    let place = resolved(path).with_context(|| format!("{option} {}", path.display()))?;
     let is_of_run = place.file_name().is_some_and(|name| FILES.iter().any(|file| name == *file));
     if is_of_run && place.with_file_name(FILE_NAME).exists() {
         bail!("{option} {}: that name is one of a run's own files; choose another", path.display());

@@ -2,22 +2,22 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::io::{self, Write};
-use std::sync::OnceLock;
+use std::sync::{PoisonError, RwLock};
 use tensor::memory::is_refusable;
 
 /// What is to be said, unless more is known.
 const NEED_LESS: &str = "smaller batches, images or models, or in training recompute = \"block\", need less";
 
-static KNOWN: OnceLock<String> = OnceLock::new();
+static KNOWN: RwLock<&str> = RwLock::new(NEED_LESS);
 
-/// Sets what is to be said if memory runs out from now on: that what was done is saved, say. It can be set once.
+/// Sets what is to be said if memory runs out from now on: that what was done is saved, say. It stays in memory.
 pub fn when_it_runs_out(words: String) {
-    let _ = KNOWN.set(words);
+    *KNOWN.write().unwrap_or_else(PoisonError::into_inner) = words.leak();
 }
 
 /// What is to be said where memory has run out.
 pub(super) fn advice() -> &'static str {
-    KNOWN.get().map_or(NEED_LESS, String::as_str)
+    KNOWN.try_read().map_or(NEED_LESS, |words| *words)
 }
 
 /// The program's global allocator: the system allocator, except that if it refuses a request, the program ends with an
@@ -76,4 +76,18 @@ fn exit() -> ! {
 #[cfg(not(unix))]
 fn exit() -> ! {
     std::process::exit(2)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_words_count() {
+        assert_eq!(advice(), NEED_LESS);
+        for words in ["what is done is saved", "so are the pictures"] {
+            when_it_runs_out(words.to_owned());
+            assert_eq!(advice(), words);
+        }
+    }
 }

@@ -154,12 +154,14 @@ impl Images {
         testing.max_bad_images = config.max_bad_images;
         let (images, asked, parts) = (train.len(), config.batch_size, config.micro_batches);
         if images < asked {
+            // Only several images can be mixed.
+            let least = if config.augmentation.mixes() { 2 * parts } else { parts };
             bail!(
                 "batch_size = {asked}: data {} has {images} training images, too few for a full batch; use {}--batch-size {} or \
                  less",
                 config.data,
-                if images < parts { "micro_batches = 1 and " } else { "" },
-                (if images < parts { images } else { images / parts * parts }).max(1),
+                if images < least { "micro_batches = 1 and " } else { "" },
+                (if images < least { images } else { images / parts * parts }).max(1),
             );
         }
         let source = || format!("data {}", config.data);

@@ -224,6 +224,11 @@ impl Trainer {
         tested_on == Some(Split::Val) && data.join(Split::Test.name()).is_dir()
     }
 
+    /// Its configuration.
+    pub fn config(&self) -> &RunConfig {
+        self.learner.config()
+    }
+
     /// How far it has come.
     pub fn progress(&self) -> &Progress {
         &self.progress
@@ -236,12 +241,12 @@ impl Trainer {
 
     /// The number of epochs.
     pub fn epochs(&self) -> usize {
-        self.learner.config().epochs
+        self.config().epochs
     }
 
     /// Whether all epochs are done.
     pub fn finished(&self) -> bool {
-        self.progress.epoch() >= self.learner.config().epochs
+        self.progress.epoch() >= self.config().epochs
     }
 
     /// Trains until all epochs are done or `stop` is set, in which case it stops after the current step at the latest.
@@ -249,7 +254,7 @@ impl Trainer {
     pub fn run(&mut self, stop: &AtomicBool) -> Result<Outcome> {
         Arc::clone(&self.pool).install(|| {
             introduce(&self.learner, &self.progress, &self.facts, [&self.train, &self.test]);
-            let mut display = Display::new(self.learner.config(), &self.progress, &self.train);
+            let mut display = Display::new(self.config(), &self.progress, &self.train);
             let outcome = self.run_on(stop, &mut display).map_err(|error| self.end_with(error));
             display.close();
             outcome
@@ -278,7 +283,7 @@ impl Trainer {
             // The timing comes first: if the program is killed between the two, there is a line too many, which resuming
             // removes. If it cannot be written, the checkpoint still is.
             let elapsed = started.elapsed();
-            let timed = self.folder.append_timing(&Timing::new(epoch, elapsed, training, self.learner.config().device));
+            let timed = self.folder.append_timing(&Timing::new(epoch, elapsed, training, self.config().device));
             self.save()?;
             timed?;
             self.folder.write_metrics(&self.progress)?;
@@ -295,7 +300,7 @@ impl Trainer {
     fn train_epoch(&mut self, stop: &AtomicBool, one_step: bool, display: &mut Display) -> Result<Lap> {
         let (epoch, steps) = (self.progress.epoch(), self.train.batches_per_epoch());
         let schedule = self.schedule()?;
-        let (mut clock, mut saving) = (Stopwatch::start(), Saving::every(self.learner.config().checkpoint_every));
+        let (mut clock, mut saving) = (Stopwatch::start(), Saving::every(self.config().checkpoint_every));
         let mut batches = numbered(self.train.epoch(epoch as u64, self.progress.batch));
         while let Some(batch) = clock.waiting(|| batches.next()) {
             if stop.load(Ordering::Relaxed) && !one_step {
@@ -331,7 +336,7 @@ impl Trainer {
     }
 
     fn schedule(&self) -> Result<Schedule> {
-        self.learner.config().schedule(self.train.batches_per_epoch())
+        self.config().schedule(self.train.batches_per_epoch())
     }
 
     /// The score on the test images, or nothing when `stop` was set before it was complete.
@@ -365,7 +370,7 @@ impl Trainer {
 
     /// What the curves must say of this run.
     fn told(&self) -> Told<'_> {
-        let config = self.learner.config();
+        let config = self.config();
         Told {
             tested_on: self.facts.tested_on(),
             smooths: config.label_smoothing > 0.0,

@@ -83,7 +83,7 @@ fn values_that_make_no_sense() {
     for (fields, parts) in cases {
         train(&folder, fields, data, &[]).refused(parts);
     }
-    let flags: [(&[&str], &[&str]); 12] = [
+    let flags: [(&[&str], &[&str]); 13] = [
         (
             &["--batch-size", "1", "--image-size", "16", "--set", "stem_strides=4,4", "n_win=1", "topks=1,-2"],
             &["a single token", "two images or more"],
@@ -99,6 +99,10 @@ fn values_that_make_no_sense() {
         (&["--lr", "inf"], &["schedule.peak = inf"]),
         (&["--batch-size", "0"], &["batch_size = 0"]),
         (&["--batch-size", "161"], &["batch_size = 161", "160 training images", "--batch-size 160 or less"]),
+        (
+            &["--batch-size", "200", "--set", "micro_batches=100", "augmentation.mixup=1"],
+            &["use micro_batches = 1 and --batch-size 160 or less"],
+        ),
     ];
     for (flags, parts) in flags {
         train(&folder, "", data, flags).refused(parts);

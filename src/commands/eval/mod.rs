@@ -102,7 +102,7 @@ fn split_for(known: &DataFacts, source: &str, own: bool) -> Result<Split> {
 fn ensure_options(arguments: &Arguments) -> Result<()> {
     ensure_count("--batch-size", arguments.batch_size)?;
     if let (Some(predictions), Some(confusion)) = (&arguments.predictions, &arguments.confusion)
-        && resolved(predictions)? == resolved(confusion)?
+        && resolved(predictions).is_ok_and(|one| resolved(confusion).is_ok_and(|other| one == other))
     {
         bail!("--predictions and --confusion are both {}; name two files", confusion.display());
     }
