@@ -6,8 +6,8 @@ use biformer::config::Changes;
 use biformer::trainer::{Outcome, Trainer};
 use common::program::{Ran, assert_same_run, biformer, command, contents, place, text};
 use common::undisturbed::{STEPS, Undisturbed};
-use std::sync::LazyLock;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::thread::sleep;
 
 fn shared() -> &'static Undisturbed {
@@ -46,19 +46,17 @@ fn requests_to_stop_that_are_withdrawn_lose_nothing() {
     let flags = flags.into_iter().map(|(key, value): (_, toml::Value)| (key.to_owned(), value)).collect();
     let changes = Changes::gather(Some(&shared.config), flags).unwrap();
     let mut trainer = Trainer::from_changes(&changes).unwrap();
-    let (stop, over) = (AtomicBool::new(false), AtomicBool::new(false));
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            while !over.load(Ordering::Relaxed) {
-                stop.fetch_not(Ordering::Relaxed);
-                std::thread::yield_now();
-            }
-        });
-        let ended =
-            (0..10_000).map(|_| trainer.run(&stop)).find(|outcome| *outcome.as_ref().unwrap() == Outcome::Finished);
-        over.store(true, Ordering::Relaxed);
-        assert!(ended.is_some(), "the run does not get on");
+    let (stop, over) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+    let (button, done) = (Arc::clone(&stop), Arc::clone(&over));
+    std::thread::spawn(move || {
+        while !done.load(Ordering::Relaxed) {
+            button.fetch_not(Ordering::Relaxed);
+            std::thread::yield_now();
+        }
     });
+    let ended = (0..10_000).map(|_| trainer.run(&stop).unwrap()).find(|&outcome| outcome == Outcome::Finished);
+    over.store(true, Ordering::Relaxed);
+    assert!(ended.is_some(), "the run does not get on");
     assert_same_run("paused and not", &shared.whole(), &run);
 }
 

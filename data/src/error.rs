@@ -134,12 +134,12 @@ pub enum Error {
         /// What was wrong with the first few.
         first: Vec<String>,
     },
-    /// The operating system refused to read a file or folder.
+    /// A file or folder could not be read: the operating system refused, or there is too little memory to decode it.
     #[error("cannot read {}: {cause}", path.display())]
     Io {
         /// The file or folder.
         path: PathBuf,
-        /// The system's complaint.
+        /// The complaint.
         cause: io::Error,
     },
     /// Something is there, but of a kind that this crate does not read.
@@ -227,13 +227,14 @@ fn lacks_resources(cause: &io::Error) -> bool {
 }
 
 impl Error {
-    /// Whether it is no fault of an image, so that another image must not take its place: what a run learns from may not
-    /// depend on how busy the machine is. (A worker's fault is that it was told to stop.)
-    pub(crate) fn ends_epoch(&self) -> bool {
+    /// Whether it is the fault of an image, in whose place another one may be shown. Where there is too little memory it
+    /// is not: what a run learns from may not depend on how busy the machine is. (A worker's fault is that it was told
+    /// to stop.)
+    pub fn is_of_image(&self) -> bool {
         match self {
-            Self::Label { .. } | Self::Index { .. } | Self::Other(_) | Self::Worker(_) => true,
-            Self::Io { cause, .. } => lacks_resources(cause),
-            _ => false,
+            Self::Label { .. } | Self::Index { .. } | Self::Other(_) | Self::Worker(_) => false,
+            Self::Io { cause, .. } => !lacks_resources(cause),
+            _ => true,
         }
     }
 

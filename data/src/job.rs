@@ -83,7 +83,7 @@ impl Job {
         for (slot, label) in labels.into_iter().enumerate() {
             batch.labels.push(*label.as_ref().unwrap_or(&0));
             if let Err(error) = label {
-                if error.ends_epoch() {
+                if !error.is_of_image() {
                     return Err(error);
                 }
                 let Showing { sample, before } = self.order[start + slot];
@@ -133,7 +133,7 @@ impl Job {
                     (batch.labels[0], batch.samples[0]) = (label, showing.sample);
                     return Ok(());
                 }
-                Err(error) if error.ends_epoch() => return Err(error),
+                Err(error) if !error.is_of_image() => return Err(error),
                 Err(error) if showing.before == 0 => reasons.push(error.to_string()),
                 Err(_) => (),
             }

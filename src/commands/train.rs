@@ -186,9 +186,13 @@ fn train(trainer: &mut Trainer, stop: &AtomicBool, goes_on: bool) -> Result<Stat
         say!("Train it further with: biformer train --resume --out {argument} --epochs N");
         return Ok(ended(stop));
     }
-    let block = trainer.config().recompute.advice("--recompute block ");
+    let block = match trainer.config().device {
+        DeviceName::Cpu => trainer.config().recompute.advice("--recompute block "),
+        _ => "",
+    };
     when_it_runs_out(format!(
-        "the last checkpoint is unharmed; when there is more, go on with: biformer train --resume {block}--out {argument}"
+        "what was saved is unharmed: with more memory free, go on with biformer train --resume {block}--out {argument}, or \
+         begin again with a smaller --batch-size and another --out"
     ));
     // If the run was asked to stop before this, for example while the data were being opened, no step is begun.
     let outcome = if stop.load(Ordering::Relaxed) { Outcome::Interrupted } else { trainer.run(stop)? };

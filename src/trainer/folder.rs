@@ -95,19 +95,23 @@ impl RunFolder {
     }
 
     /// Prints a note if config.toml has been edited, since that has no effect: a run resumes with the configuration in
-    /// its checkpoint.
+    /// its checkpoint. So it does if the file cannot be read.
     pub fn note_edits(&self, config: &RunConfig) -> Result<()> {
-        let is_own = |bytes: Vec<u8>| {
-            let text = str::from_utf8(&bytes).ok();
+        let is_own = |bytes: &[u8]| {
+            let text = str::from_utf8(bytes).ok();
             bytes.is_empty() || text.is_some_and(|text| RunConfig::parse(text).is_ok_and(|written| written == *config))
         };
-        if !read(&self.path.join(CONFIG))?.is_some_and(is_own) {
-            tell!(
-                io::stderr(),
-                "note: {} differs from the checkpoint's configuration and is rewritten: to change a run, use --config and options",
-                self.path.join(CONFIG).display()
-            );
-        }
+        let path = self.path.join(CONFIG);
+        let problem = match read(&path)? {
+            Some(bytes) if is_own(&bytes) => return Ok(()),
+            Some(_) => "differs from the checkpoint's configuration",
+            None => "cannot be read,",
+        };
+        tell!(
+            io::stderr(),
+            "note: {} {problem} and is rewritten: to change a run, use --config and options",
+            path.display()
+        );
         Ok(())
     }
 

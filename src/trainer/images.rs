@@ -160,7 +160,7 @@ impl Images {
                 "batch_size = {asked}: data {} has {images} training images, too few for a full batch; use {}--batch-size {} or \
                  less",
                 config.data,
-                if images < least { "micro_batches = 1 and " } else { "" },
+                if images < least && parts > 1 { "micro_batches = 1 and " } else { "" },
                 (if images < least { images } else { images / parts * parts }).max(1),
             );
         }

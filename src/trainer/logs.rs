@@ -8,8 +8,8 @@ use super::checkpoint::Progress;
 use super::folder::{RunFolder, read};
 use super::metrics::Timing;
 use crate::printing::tell;
-use anyhow::Result;
-use std::io;
+use anyhow::{Context, Result};
+use std::{fs, io};
 
 pub(super) const METRICS: &str = "metrics.jsonl";
 pub(super) const TIMINGS: &str = "timings.jsonl";
@@ -23,7 +23,8 @@ impl RunFolder {
 
     /// Adds the line of an epoch's timing.
     pub fn append_timing(&self, timing: &Timing) -> Result<()> {
-        let mut bytes = read(&self.path().join(TIMINGS))?.unwrap_or_default();
+        let path = self.path().join(TIMINGS);
+        let mut bytes = read(&path)?.with_context(|| format!("{}: it cannot be read", path.display()))?;
         if bytes.last().is_some_and(|&last| last != b'\n') {
             bytes.push(b'\n');
         }
@@ -35,8 +36,9 @@ impl RunFolder {
     pub(super) fn rewind_logs(&self, progress: &Progress) -> Result<()> {
         let path = self.path().join(TIMINGS);
         let Some(bytes) = read(&path)? else {
-            tell!(io::stderr(), "note: {} cannot be read, and is begun anew", path.display());
-            self.write(TIMINGS, &[])?;
+            let aside = path.with_extension("unread");
+            tell!(io::stderr(), "note: {} cannot be read, and is now {}", path.display(), aside.display());
+            fs::rename(&path, &aside).with_context(|| path.display().to_string())?;
             return self.write_metrics(progress);
         };
         let is_to_come =

@@ -101,7 +101,7 @@ fn many_small_pieces_arrive() {
     assert!(there.to_vec::<f32>().unwrap() == expected);
 }
 
-/// Few bytes pass through memory of the driver's, and many do not.
+/// On a GPU, few bytes pass through page-locked memory, and many do not.
 #[test]
 fn tensors_come_back_together() {
     let Some(gpu) = Gpu::for_tests(1) else { return };

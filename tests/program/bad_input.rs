@@ -337,5 +337,6 @@ fn little_memory_ends_no_run_by_force() {
         let said = checked.err.lines().find(|line| line.contains(&format!("{name}: {problem}, which are not free")));
         // Not "cannot decode", which another picture could make up for in a run.
         assert!(said.is_some_and(|line| line.contains("cannot read ")), "{checked:?}");
+        assert!(!checked.err.contains("max_bad_images="), "{checked:?}");
     }
 }

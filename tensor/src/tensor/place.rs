@@ -59,8 +59,9 @@ impl Tensor {
         }
     }
 
-    /// These tensors, contiguous, in the machine's memory. The host waits for a GPU once, where [`Tensor::to_device`]
-    /// would wait for each. Errors: [`Error::Device`] if they are on several GPUs; [`Error::Gpu`] from copying.
+    /// These tensors, contiguous, in the machine's memory. For up to 1 MiB in all the host waits for a GPU once, where
+    /// [`Tensor::to_device`] would wait for each. Errors: [`Error::Device`] if they are on several GPUs;
+    /// [`Error::OutOfMemory`] where a view has no room to be made contiguous; [`Error::Gpu`] from copying.
     pub fn all_to_cpu<'t>(tensors: impl IntoIterator<Item = &'t Tensor>) -> Result<Vec<Tensor>> {
         let from: Vec<Tensor> = tensors.into_iter().map(Tensor::contiguous).collect::<Result<_>>()?;
         let here = |from: &Tensor| match from.storage {

@@ -1,5 +1,5 @@
-//! Small downloads (losses, logits), by way of page-locked memory: what goes to other memory the driver copies once more
-//! before, and a training step on a GPU begins only when that of the step before it has come.
+//! Small downloads (losses, logits), by way of page-locked memory. Copies to other memory go through the driver's own,
+//! and are waited for one by one; meanwhile the GPU is idle, as the next training step is not submitted before.
 
 use std::ptr::NonNull;
 
@@ -33,5 +33,21 @@ impl Downloads {
     /// The memory, to give it back.
     pub fn take(&mut self) -> Option<NonNull<u8>> {
         self.start.take()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_is_room_for_so_much_and_no_more() {
+        let mut memory = vec![1u8; ROOM];
+        let mut downloads = Downloads::new(NonNull::new(memory.as_mut_ptr()));
+        assert_eq!(downloads.place(ROOM).map(|place| place.to_vec()), Some(vec![0; ROOM]));
+        assert_eq!(downloads.place(0), Some(&mut [][..]));
+        assert_eq!(downloads.place(ROOM + 1), None);
+        assert_eq!(downloads.take().map(NonNull::as_ptr), Some(memory.as_mut_ptr()));
+        assert_eq!(downloads.place(1), None);
     }
 }
