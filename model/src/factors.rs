@@ -54,9 +54,17 @@ impl Factors {
         Self { prepared: Arc::new(prepared), ..self }
     }
 
-    /// Whether they were made of this model's parameters, with the same ones frozen.
-    pub(crate) fn are_of(&self, parameters: &Parameters) -> bool {
-        self.rounded.is_same_model(parameters) && self.rounded.layout() == parameters.layout()
+    /// Whether they were made of these parameters, with the same ones frozen, and where statistics have been folded into
+    /// them, of these. Once a model has been moved, its earlier ones are no longer its own.
+    pub(crate) fn are_of(&self, parameters: &Parameters, running: &[RunningStatistics]) -> bool {
+        let (source, folded) = &self.source;
+        let same = |(one, other): (&RunningStatistics, &RunningStatistics)| {
+            one.mean.is_same_view(&other.mean) && one.variance.is_same_view(&other.variance)
+        };
+        self.rounded.is_same_model(parameters)
+            && self.rounded.layout() == parameters.layout()
+            && source.flat().is_same_view(parameters.flat())
+            && folded.iter().zip(running).all(same)
     }
 
     /// Whether prepared tensors replace some of them.

@@ -209,8 +209,9 @@ impl<'t> Pass<'t> {
         }
         let reason = match self.given.mode {
             _ if self.given.parameters.layout() != layout => "its parameters are another model's",
-            _ if !self.given.factors.are_of(&self.given.parameters) => {
-                "its factors were made of other parameters than its own, or before these were frozen: make them anew"
+            _ if !self.given.factors.are_of(&self.given.parameters, &self.given.running) => {
+                "its factors were made of other parameters than its own, or before these were frozen or moved: make them \
+                 anew"
             }
             Mode::Train { .. } if self.given.factors.are_prepared() => {
                 "what was prepared for inference cannot be trained: take factors()"

@@ -203,7 +203,8 @@ impl Init {
             (_, None) => Box::new(repeat(0.0)),
             (Init::Normal, Some(mut draws)) => Box::new(repeat_with(move || 0.02 * draws.normal())),
             (Init::Uniform { fan_in }, Some(mut draws)) => {
-                let bound = libm::pow(fan_in as f64, -0.5);
+                // What has no inputs has only a bias.
+                let bound = libm::pow(fan_in.max(1) as f64, -0.5);
                 Box::new(repeat_with(move || draws.uniform_in(-bound, bound)))
             }
         }

@@ -47,8 +47,9 @@ impl TensorFile {
 
     /// Writes these tensors to a model's weights and running statistics. Each of the model's must be there with its shape,
     /// and nothing else; otherwise [`Error::Weights`] lists all differences. [`Error::Unusable`]: a number is not finite
-    /// in the model's type, or is a variance below 0. [`tensor::Error::Shared`] while a tape or a view of the weights
-    /// lives. After an error the model is as it was. `path` names the file in errors.
+    /// in the model's type, or is a variance below 0. [`tensor::Error::Shared`] while a tape or a view of the weights or
+    /// the statistics lives. After an error the model is as it was, unless a GPU has failed. `path` names the file in
+    /// errors.
     ///
     /// How many batches went into running statistics may be missing, and is then 0, or be a whole number of a float type:
     /// nothing is computed from it, and programs that convert weights often drop it or convert it with them.
@@ -113,20 +114,22 @@ impl TensorFile {
 
     fn assign_to(&self, parameters: &mut Parameters, statistics: &mut [RunningStatistics]) -> Result<()> {
         let layout = parameters.layout().clone();
+        // What can be refused is refused before anything is written. All of it is written in place, where work that was
+        // recorded reads it.
+        let values = statistics.iter().flat_map(|running| [&running.mean, &running.variance]);
+        [parameters.flat()].into_iter().chain(values).try_for_each(|values| values.ensure_unique("load"))?;
+        let read = |tensor: &Tensor| tensor.to_device(&Device::Cpu)?.cast(layout.dtype());
         for id in layout.ids() {
             if let Some(tensor) = self.tensors.get(layout.name(id)) {
-                parameters.set(id, &tensor.cast(layout.dtype())?)?;
+                parameters.set(id, &read(tensor)?)?;
             }
         }
         for running in statistics {
             let of_file = STATISTICS.map(|field| self.tensors.get(&format!("{}.{field}", running.name)));
             if let [Some(mean), Some(variance), batches] = of_file {
-                let batches = batches.map_or(Ok(0), batches_in)?;
-                let device = running.mean.device();
-                // Copies, not the file's own tensors, which may still be in use: a shared tensor cannot be written.
-                let own = |tensor: &Tensor| tensor.cast(layout.dtype())?.duplicate()?.to_device(&device);
-                (running.mean, running.variance) = (own(mean)?, own(variance)?);
-                running.batches = batches;
+                running.mean.overwrite(0, &read(mean)?)?;
+                running.variance.overwrite(0, &read(variance)?)?;
+                running.batches = batches.map_or(Ok(0), batches_in)?;
             }
         }
         Ok(())
@@ -257,6 +260,7 @@ impl BiFormer {
 mod tests {
     use super::*;
     use tensor::bf16;
+    use tensor::cuda::Gpu;
 
     #[test]
     fn state_dicts_are_recognised_by_their_tensors() -> Result<()> {
@@ -310,6 +314,39 @@ mod tests {
             assert!(matches!(&refused, Err(Error::Unusable { tensor, .. }) if tensor == NAME), "{number}: {refused:?}");
         }
         assert!(load(Some(Tensor::full([1], 7u32))).unwrap_err().to_string().contains(NAME));
+        Ok(())
+    }
+
+    /// Neither half of the weights, nor weights that are in use; and tensors may lie anywhere.
+    #[test]
+    fn weights_are_taken_over_whole_and_in_place() -> Result<()> {
+        let config = crate::preset("nano")?.config();
+        let (mut model, other) = (BiFormer::new(&config, 0, DType::F32)?, BiFormer::new(&config, 1, DType::F32)?);
+        let bits = |model: &BiFormer| {
+            model.parameters.flat().to_vec::<f32>().map(|all| all.iter().map(|x| x.to_bits()).collect())
+        };
+        let (before, expected): (Vec<u32>, Vec<u32>) = (bits(&model)?, bits(&other)?);
+        let mut file = other.state_dict()?.duplicate()?;
+        for name in ["norm.running_var", "norm.bias"] {
+            let tensor = Tensor::full([192], 0.0f32);
+            let device = Gpu::for_tests(1).map_or(Device::Cpu, Device::Cuda);
+            file.tensors.insert(name.into(), tensor.to_device(&device)?);
+        }
+        let seen = model.statistics[0].variance.clone();
+        let refused = model.load(&file, "file");
+        assert!(
+            matches!(refused, Err(Error::Engine(autograd::Error::Tensor(tensor::Error::Shared { .. })))),
+            "{refused:?}"
+        );
+        assert_eq!(bits(&model)?, before);
+        drop(seen);
+        let places = |model: &BiFormer| model.statistics.iter().map(|of| of.mean.buffer_id()).collect::<Vec<_>>();
+        let place = places(&model);
+        model.load(&file, "file")?;
+        assert_eq!(bits(&model)?, expected);
+        assert_eq!(places(&model), place);
+        let norm = model.statistics.iter().find(|of| of.name == "norm").unwrap();
+        assert_eq!(norm.variance.to_vec::<f32>()?, [0.0; 192]);
         Ok(())
     }
 

@@ -3,6 +3,7 @@
 use autograd::{Gradients, Tape};
 use model::{BatchNorm, BiFormer, Builder, Error, Init, Linear, Mode, Pass, Result, TensorFile, preset};
 use std::panic::catch_unwind;
+use tensor::cuda::Gpu;
 use tensor::rng::Philox;
 use tensor::{DType, Device, Tensor};
 
@@ -156,6 +157,18 @@ fn passes_of_another_model_are_refused() -> Result<()> {
     frozen.freeze(&["stages.0"])?;
     let pass = frozen.pass_with(before, &tape, train);
     assert!(matches!(frozen.run(&pass, &images), Err(Error::Pass { .. })));
+    // Where it comes back from elsewhere, it may have been trained there.
+    if let Some(gpu) = Gpu::for_tests(1) {
+        let mut moved = model(&["depth=1,1,1"])?;
+        let made = [moved.factors()?, moved.prepared()?];
+        [Device::Cuda(gpu), Device::Cpu].iter().try_for_each(|device| moved.place(device, DType::F32))?;
+        for before in made {
+            let outcome =
+                moved.run(&moved.pass_with(before, &tape, Mode::Evaluate), &images).map(|outputs| outputs.len());
+            assert!(matches!(&outcome, Err(Error::Pass { reason }) if reason.contains("moved")), "{outcome:?}");
+        }
+        moved.run(&moved.pass(&tape, Mode::Evaluate)?, &images)?;
+    }
     let wider = model(&["depth=1,1,1", "embed_dim=24,48,72"])?;
     for (parameters, statistics) in [
         (&deeper.parameters, &deeper.statistics[..]),

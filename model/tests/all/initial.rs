@@ -1,6 +1,6 @@
 //! How the parameters of a new model are distributed.
 
-use model::{BiFormer, ModelConfig, Result, preset};
+use model::{BiFormer, Builder, Linear, ModelConfig, Result, preset};
 use tensor::DType;
 
 /// Asserts the mean of the powers 1, 2 and 4 of values, within five standard errors.
@@ -12,6 +12,15 @@ fn assert_moments(what: &str, values: &[f64], [second, fourth, eighth]: [f64; 3]
         let found = mean(power);
         assert!((found - expected).abs() < 5.0 * error, "{what}: the mean of power {power} is {found}");
     }
+}
+
+#[test]
+fn a_layer_without_inputs_starts_finite() -> Result<()> {
+    let config = preset("nano")?.config();
+    let layer = |builder: &mut Builder| Linear::convolution(builder, "constant", 0, 4, true);
+    let (model, _) = BiFormer::with(&config, 1, DType::F32, layer)?;
+    assert!(model.parameters.flat().to_vec::<f32>()?.iter().all(|x| x.is_finite()));
+    Ok(())
 }
 
 /// Linear weights are normal with deviation 0.02. Convolutions, biases included, are uniform within ±1/√fan_in. Linear
