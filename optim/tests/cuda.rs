@@ -183,9 +183,14 @@ fn a_step_that_was_not_prepared_is_refused() {
     assert_refused(adamw.clip_and_step(&mut parameters, &mut gradients, Some(&mut ema)).unwrap_err());
     assert_eq!(parameters.flat().to_vec::<f32>().unwrap(), start);
     adamw.clip_and_step(&mut parameters, &mut gradients, None).unwrap();
+    // Nor is one made twice, or counted twice, or counted that was not made.
+    give(&parameters, &mut gradients, |i| (i as f64 * 0.61).cos());
+    assert_refused(adamw.clip_and_step(&mut parameters, &mut gradients, None).unwrap_err());
     adamw.finish(None).unwrap();
-    // Nor is one step counted twice.
     assert_refused(adamw.finish(None).unwrap_err());
+    adamw.prepare(&parameters, 0.05, 1.0, None).unwrap();
+    let unmade = adamw.finish(None).unwrap_err();
+    assert!(matches!(unmade, Error::NonFinite { norm } if norm.is_nan()), "{unmade}");
     assert_eq!(adamw.steps(), 1);
     // Nor is there a step over what someone else still sees: when it is replayed nothing asks any more.
     let is_shared = |outcome| matches!(outcome, Err(Error::Tensor(tensor::Error::Shared { .. })));

@@ -32,26 +32,29 @@ pub(crate) struct Controls {
     groups: Tensor,
     /// Whether they hold a step that was prepared but not finished yet.
     pub prepared: bool,
+    /// Whether that step has been made; if by a replay, it is not known here.
+    pub made: bool,
 }
 
 impl Controls {
     /// Controls for flat buffers of these groups.
     pub fn new(device: &Device, len: usize, dtype: DType, groups: &Groups) -> Result<Self> {
         let numbers = Tensor::zeros_on(device, [CONTROLS + 2 * groups.all().len()], dtype)?;
-        Ok(Self { numbers, groups: group_bytes(device, len, dtype, groups)?, prepared: false })
+        Ok(Self { numbers, groups: group_bytes(device, len, dtype, groups)?, prepared: false, made: false })
     }
 
     /// Sets the constants of the next step; `max_norm` is the length to which gradients are clipped.
     pub fn set(&mut self, f: &StepConstants<f64>, max_norm: f64) -> Result<()> {
-        let mut numbers = vec![f.scale, f.rate_m, f.beta_v, f.rate_v, f.root, f.eps, max_norm, 0.0];
+        let mut numbers = vec![f.scale, f.rate_m, f.beta_v, f.rate_v, f.root, f.eps, max_norm, f64::NAN];
         numbers.extend(f.groups.iter().flat_map(|group| [group.keep, group.step]));
         let numbers = Tensor::from_slice(&numbers, [numbers.len()])?.cast(self.numbers.dtype())?;
         self.numbers.overwrite(0, &numbers)?;
-        self.prepared = true;
+        (self.prepared, self.made) = (true, false);
         Ok(())
     }
 
-    /// The norm that [`Controls::clip`] found, infinite if the square of the clipped norm would be. It waits for the GPU.
+    /// The norm that [`Controls::clip`] found, infinite if the square of the clipped norm would be, and NaN if it was not
+    /// called. It waits for the GPU.
     pub fn norm(&self) -> Result<f64> {
         self.numbers.slice(0, NORM..NORM + 1)?.to_device(&Device::Cpu)?.cast(DType::F64)?.item()
     }

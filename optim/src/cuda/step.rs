@@ -30,7 +30,7 @@ impl AdamW {
     /// the norm of the gradients is not finite, no step is made. In either case it [ends](Gradients::end_step) the step of
     /// the gradients. Errors: [`Error::Layout`], [`autograd::Error::Unreached`], [`autograd::Error::NoBackward`] and
     /// [`tensor::Error::Shared`] as of [`AdamW::step_clipped`]; those of [`Ema::update`]; [`tensor::Error::Argument`]
-    /// without [`AdamW::prepare`].
+    /// without [`AdamW::prepare`], or the second time after it.
     pub fn clip_and_step(
         &mut self,
         parameters: &mut Parameters,
@@ -39,15 +39,20 @@ impl AdamW {
     ) -> Result<()> {
         let flat = self.ensure_own(parameters, gradients)?;
         let controls = prepared(&mut self.controls)?;
+        if controls.made {
+            return Err(tensor::Error::argument("adamw", "the prepared step has been made; call AdamW::finish").into());
+        }
         let average = average.map(|average| average.with_rate(parameters)).transpose()?;
         controls.clip(flat)?;
+        controls.made = true;
         controls.step([parameters.flat_tensor_mut(), &mut self.m, &mut self.v], flat, average)?;
         gradients.end_step();
         Ok(())
     }
 
     /// The third: waits for the step, counts it and the average's update, and returns the norm of the gradients.
-    /// Errors: [`Error::NonFinite`] if that is not finite, so that no step was made, and none is counted;
+    /// Errors: [`Error::NonFinite`] if that is not finite (NaN if there was no second call), so that no step was made, and
+    /// none is counted;
     /// [`tensor::Error::Argument`] without [`AdamW::prepare`]; those of the GPU.
     pub fn finish(&mut self, average: Option<&mut Ema>) -> Result<f64> {
         let controls = prepared(&mut self.controls)?;
