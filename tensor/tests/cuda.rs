@@ -393,6 +393,10 @@ fn places_beyond_all_memory_are_refused() {
     let product = Gemm::new("test", Matrix::plain(&square), Matrix::plain(&square), [2; 3]).batch(usize::MAX / 4 + 2);
     let outcome = product.into(result.as_out("test", false).unwrap());
     assert!(matches!(outcome, Err(Error::Argument { op: "test", .. })), "{outcome:?}");
+    // 4 times 2^62 rows of 1 column.
+    let (nothing, mut sums) = (Tensor::zeros_on(&device, [0], DType::F32).unwrap(), square.duplicate().unwrap());
+    let outcome = elements::sum_rows(&nothing, [4, 1 << 62, 1], sums.as_out("test", false).unwrap());
+    assert!(matches!(outcome, Err(Error::Shape { .. })), "{outcome:?}");
 }
 
 #[test]

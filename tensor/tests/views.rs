@@ -164,6 +164,12 @@ fn what_is_shown_of_a_tensor_is_its_type_its_shape_and_its_first_elements() {
     assert_eq!(format!("{columns:?}"), "Tensor f64 (3, 2) [0.5, 1.5, 3.5, 4.5, 6.5, 7.5]");
     let eight = t.reshape([9]).unwrap().slice(0, 0..8).unwrap().cast(DType::Bf16).unwrap();
     assert_eq!(format!("{eight:?}"), "Tensor bf16 (8) [-0.5, 0.5, 1.5, 2.5, 3.5, 4.5, 5.5, 6.5]");
+    let turned = t.permute(&[1, 0]).unwrap();
+    assert_eq!(format!("{turned:?}"), "Tensor f64 (3, 3) [-0.5, 2.5, 5.5, 0.5, 3.5, 6.5, 1.5, 4.5, ...]");
+    assert_eq!(format!("{:?}", Tensor::full([2, 0], 1u32)), "Tensor index (u32) (2, 0) []");
+    // Without a look at the others.
+    let many = Tensor::scalar(1.5f32).broadcast_to([1 << 50, 1]).unwrap();
+    assert!(format!("{many:?}").ends_with(&format!("[{}...]", "1.5, ".repeat(8))), "{many:?}");
 }
 
 #[test]

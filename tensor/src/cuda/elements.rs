@@ -104,7 +104,8 @@ pub fn add_row(y: Out<'_>, row: &Tensor) -> Result<()> {
 /// out (O, I) = Σ x (O, S, I) over S, in a fixed order; `extents` are O, S and I. `out` has a type whose
 /// sums are those of x ([`DType::of_sums`]). Errors: [`Error::DType`], [`Error::Shape`], [`Error::NotContiguous`].
 pub fn sum_rows(x: &Tensor, [outer, rows, columns]: [usize; 3], out: Out<'_>) -> Result<()> {
-    if [x.count(), out.count()] != [outer * rows * columns, outer * columns] {
+    let product = |extents: &[usize]| extents.iter().try_fold(1usize, |count, &extent| count.checked_mul(extent));
+    if [x.count(), out.count()].map(Some) != [product(&[outer, rows, columns]), product(&[outer, columns])] {
         return Err(Error::shape("sum_rows", format!("({outer}, {rows}, {columns})"), x.shape()));
     }
     let wrong = |expected, actual| Err(Error::DType { op: "sum_rows", expected, actual });

@@ -383,21 +383,19 @@ impl fmt::Debug for Tensor {
         const SHOWN: usize = 8;
         write!(f, "Tensor {} {} [", self.dtype, self.shape)?;
         let Storage::Cpu(buffer) = &self.storage else { return write!(f, "on {}]", self.device()) };
-        let (mut shown, mut result) = (0, Ok(()));
-        self.for_each_row(|start, stride, len| {
-            for i in 0..len.min(SHOWN - shown) {
-                let place = self.offset + start + i * stride;
-                let comma = if shown > 0 { ", " } else { "" };
-                result = result.and(match self.dtype {
-                    DType::F32 => write!(f, "{comma}{}", buffer.slice::<f32>()[place]),
-                    DType::F64 => write!(f, "{comma}{}", buffer.slice::<f64>()[place]),
-                    DType::Bf16 => write!(f, "{comma}{}", buffer.slice::<bf16>()[place]),
-                    DType::Index => write!(f, "{comma}{}", buffer.slice::<u32>()[place]),
-                });
-                shown += 1;
-            }
-        });
-        result?;
+        for index in 0..self.count().min(SHOWN) {
+            let step = |(place, rest): (usize, usize), (&extent, &stride): (&usize, &usize)| {
+                (place + rest % extent * stride, rest / extent)
+            };
+            let (place, _) = self.shape.iter().zip(&self.strides).rev().fold((self.offset, index), step);
+            let comma = if index > 0 { ", " } else { "" };
+            match self.dtype {
+                DType::F32 => write!(f, "{comma}{}", buffer.slice::<f32>()[place]),
+                DType::F64 => write!(f, "{comma}{}", buffer.slice::<f64>()[place]),
+                DType::Bf16 => write!(f, "{comma}{}", buffer.slice::<bf16>()[place]),
+                DType::Index => write!(f, "{comma}{}", buffer.slice::<u32>()[place]),
+            }?;
+        }
         write!(f, "{}]", if self.count() > SHOWN { ", ..." } else { "" })
     }
 }

@@ -36,6 +36,8 @@ pub struct Emulated {
     loaded: Mutex<Vec<Arc<Kernel>>>,
     /// Requests of [`Stream::Aside`], which are executed as late as possible: when something waits for them.
     aside: Mutex<VecDeque<Request>>,
+    /// Locked while they are executed.
+    executing_aside: Mutex<()>,
     /// How many marks were made.
     marks: AtomicU64,
     /// What is being recorded, if anything is, and what has been.
@@ -109,6 +111,7 @@ impl Emulated {
             copies: Mutex::default(),
             loaded: Mutex::default(),
             aside: Mutex::default(),
+            executing_aside: Mutex::default(),
             marks: AtomicU64::new(0),
             recording: Mutex::default(),
             recordings: Mutex::default(),
@@ -168,6 +171,8 @@ impl Emulated {
 
     /// Executes what is aside up to a mark, if it has not been executed yet, or everything.
     fn execute_aside(&self, mark: Option<u64>) -> Result<()> {
+        // Whoever finds nothing to be executed waits until what another thread has taken out is done.
+        let _alone = lock(&self.executing_aside);
         let waiting: Vec<Request> = {
             let mut aside = lock(&self.aside);
             let is_mark = |request: &Request| matches!(request, Request::Mark(id) if Some(*id) == mark);

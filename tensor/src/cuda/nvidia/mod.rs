@@ -16,7 +16,7 @@ use blas::Blas;
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{
     self, CUcontext, CUevent, CUevent_flags, CUevent_wait_flags, CUfunction, CUgraphExec, CUgraphInstantiate_flags,
-    CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus,
+    CUmodule, CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus,
 };
 use cudarc::driver::{profiler_start, profiler_stop};
 use downloads::Downloads;
@@ -47,6 +47,8 @@ pub struct Nvidia {
     /// On the work's stream.
     uploads: Mutex<Uploads>,
     downloads: Mutex<Downloads>,
+    /// What has been loaded, and its kernels.
+    modules: Mutex<Vec<CUmodule>>,
     functions: Mutex<Vec<CUfunction>>,
     /// Recorded work; none where it has been forgotten.
     recordings: Mutex<Vec<Option<CUgraphExec>>>,
@@ -144,6 +146,7 @@ impl Nvidia {
             blas: None,
             uploads: Mutex::default(),
             downloads: Mutex::default(),
+            modules: Mutex::default(),
             functions: Mutex::default(),
             recordings: Mutex::default(),
         };
@@ -197,6 +200,7 @@ impl Drop for Nvidia {
                 self.blas = None;
                 let locked = [lock(&self.uploads).take(), lock(&self.downloads).take()];
                 locked.into_iter().flatten().for_each(|start| self.free_locked(start));
+                lock(&self.modules).drain(..).for_each(|module| _ = result::module::unload(module));
                 // The context stays: cuBLASLt holds kernels of its own in it, for as long as the process lives.
                 streams.for_each(|stream| _ = result::stream::destroy(stream));
             }
@@ -352,6 +356,7 @@ impl Driver for Nvidia {
         // SAFETY: the module is the one that was just loaded; where its kernels cannot be had, nobody has any of it.
         let handles =
             unsafe { kernels::of(loaded, compiled.symbols, most).inspect_err(|_| _ = result::module::unload(loaded))? };
+        lock(&self.modules).push(loaded);
         let mut known = lock(&self.functions);
         let first = known.len();
         known.extend(handles);
