@@ -209,6 +209,12 @@ impl<'s, 'a> InputGrads<'s, 'a> {
             let expected = format!("a gradient of shape {}", target.shape);
             return Err(tensor::Error::shape(self.op, expected, gradient.shape()).into());
         }
+        // On a GPU the gradient of a parameter that was rounded to bf16 comes in bf16.
+        let is_rounded = target.parameter.is_some() && gradient.device() != Device::Cpu;
+        let gradient = match is_rounded && gradient.dtype().of_sums() == target.dtype {
+            true => gradient.cast(target.dtype)?,
+            false => gradient,
+        };
         gradient.ensure_dtype(self.op, target.dtype)?;
         if let Place::Own(state) = self.accumulated.place(target)
             && matches!(state, State::Empty)

@@ -1,7 +1,7 @@
 //! Every operation's CUDA kernels, on the machine's GPU or the emulated one, on all cases and in every type.
 
 use autograd::gradcheck::Function;
-use autograd::{Tape, Var};
+use autograd::{Gradients, ParametersBuilder, Tape, Var};
 use ops::check::device::{Parity, check_on};
 use ops::registry::{self, OPS};
 use standin::Standin;
@@ -33,6 +33,34 @@ fn every_operation_is_that_of_the_cpu() {
         }
     }
     assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+/// In f32, whatever the operation, and also for a batch of one image, over which there is nothing to sum.
+#[test]
+fn a_parameter_rounded_to_bf16_gets_its_gradient() -> autograd::Result<()> {
+    let Some(gpu) = Gpu::for_tests(29) else { return Ok(()) };
+    let device = Device::Cuda(gpu);
+    let mut builder = ParametersBuilder::default();
+    let id = builder.add("p", [1, 3], vec![0.5, -1.0, 2.0]);
+    let parameters = builder.build(DType::F32)?.to_device(&device)?;
+    let rounded = parameters.cast(DType::Bf16)?;
+    for images in [1, 4] {
+        for turned in [false, true] {
+            let tape = Tape::new();
+            let mut p = tape.parameter(&rounded, id);
+            let mut x = Tensor::full([images, 3], 1f32);
+            if turned {
+                (p, x) = (ops::permute(&p, &[1, 0])?, x.permute(&[1, 0])?.contiguous()?);
+            }
+            let x = tape.constant(x.cast(DType::Bf16)?.to_device(&device)?);
+            let sum = ops::add(&x, &p)?;
+            let mut gradients = Gradients::new(&parameters)?;
+            tape.backward_from(&sum, Tensor::full_on(&device, sum.shape().clone(), 0.5, DType::Bf16)?, &mut gradients)?;
+            let found = gradients.parameter(id).map(|gradient| gradient.to_vec::<f32>()).transpose()?;
+            assert_eq!(found, Some(vec![0.5 * images as f32; 3]), "{images}, {turned}");
+        }
+    }
+    Ok(())
 }
 
 /// Where the CPU refuses an operand whose type does not go with the others', so does the device, in the forward pass; and
