@@ -106,9 +106,11 @@ impl Conv {
         let (scale, shift) = norm.scale_and_shift(parameters, norm.running.of(running)?)?;
         let per_output = weight.count() / scale.len().max(1);
         let folded = |tensor: &Tensor, dtype, fold: &dyn Fn(usize, f64) -> f64| -> Result<Tensor> {
-            let wide = tensor.to_device(&Device::Cpu)?.cast(DType::F64)?.to_vec()?;
-            let values: Vec<f64> = wide.into_iter().enumerate().map(|(i, value)| fold(i, value)).collect();
-            Ok(Tensor::from_slice(&values, tensor.shape().clone())?.cast(dtype)?.to_device(&tensor.device())?)
+            let wide = tensor.to_device(&Device::Cpu)?.cast(DType::F64)?;
+            let mut folded = Tensor::empty(wide.shape().clone(), DType::F64);
+            let values = wide.as_slice("prepare")?.iter().enumerate().map(|(i, &value)| fold(i, value));
+            folded.as_mut_slice("prepare")?.iter_mut().zip(values).for_each(|(to, value)| *to = value);
+            Ok(folded.cast(dtype)?.to_device(&tensor.device())?)
         };
         let scaled = folded(&weight, factors, &|i, weight| scale[i / per_output] * weight)?;
         prepared.tensors.insert(self.weight, ops::conv2d::prepared(scaled)?);
