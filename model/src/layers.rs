@@ -106,6 +106,7 @@ impl Conv {
         let (scale, shift) = norm.scale_and_shift(parameters, norm.running.of(running)?)?;
         let per_output = weight.count() / scale.len().max(1);
         let folded = |tensor: &Tensor, dtype, fold: &dyn Fn(usize, f64) -> f64| -> Result<Tensor> {
+            // All in tensors, as their memory is what forecasts count.
             let wide = tensor.to_device(&Device::Cpu)?.cast(DType::F64)?;
             let mut folded = Tensor::empty(wide.shape().clone(), DType::F64);
             let values = wide.as_slice("prepare")?.iter().enumerate().map(|(i, &value)| fold(i, value));

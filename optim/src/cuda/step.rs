@@ -52,8 +52,7 @@ impl AdamW {
 
     /// The third: waits for the step, counts it and the average's update, and returns the norm of the gradients.
     /// Errors: [`Error::NonFinite`] if that is not finite (NaN if there was no second call), so that no step was made, and
-    /// none is counted;
-    /// [`tensor::Error::Argument`] without [`AdamW::prepare`]; those of the GPU.
+    /// none is counted; [`tensor::Error::Argument`] without [`AdamW::prepare`]; those of the GPU.
     pub fn finish(&mut self, average: Option<&mut Ema>) -> Result<f64> {
         let controls = prepared(&mut self.controls)?;
         let norm = controls.norm()?;

@@ -43,8 +43,8 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
             bad += unread;
             // A test beside a validation plays no part in training.
             if [Split::Train, Split::evaluated(&arguments.data)].contains(split) {
-                bad_in_training
-                    .push(read.iter().flat_map(|read| read.as_ref().err()).filter(|error| error.is_of_image()).count());
+                let errors = read.iter().filter_map(|read| read.as_ref().err());
+                bad_in_training.push(errors.filter(|error| error.is_of_image()).count());
                 lost |= lost_here;
             }
         }
