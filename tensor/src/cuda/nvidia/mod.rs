@@ -250,30 +250,11 @@ impl Driver for Nvidia {
 
     unsafe fn download(&self, pieces: &mut [(u64, &mut [u8])]) -> Result<()> {
         self.enter()?;
-        let copy = |from: u64, to: &mut [u8]| {
-            // SAFETY: the caller's promise; the copy has happened when this function returns.
+        let request = |from: u64, to: &mut [u8]| {
+            // SAFETY: the caller's promise; the copy has happened when `finish` returns.
             unsafe { result::memcpy_dtoh_async(to, from, self.work) }.doing("copying from the GPU")
         };
-        let mut downloads = lock(&self.downloads);
-        let Some(place) = downloads.place(pieces.iter().map(|(_, to)| to.len()).sum()) else {
-            let asked = pieces.iter_mut().try_for_each(|(from, to)| copy(*from, to));
-            // Even if one could not be asked for: the others must not come later.
-            return self.finish(Stream::Work).and(asked);
-        };
-        let mut rest = &mut *place;
-        for (from, to) in &*pieces {
-            let (own, after) = rest.split_at_mut(to.len());
-            copy(*from, own)?;
-            rest = after;
-        }
-        self.finish(Stream::Work)?;
-        let mut rest = &*place;
-        for (_, to) in pieces {
-            let (own, after) = rest.split_at(to.len());
-            to.copy_from_slice(own);
-            rest = after;
-        }
-        Ok(())
+        lock(&self.downloads).fetch(pieces, request, || self.finish(Stream::Work))
     }
 
     fn allocate_locked(&self, bytes: usize) -> Result<Option<NonNull<u8>>> {
