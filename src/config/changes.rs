@@ -73,12 +73,6 @@ impl Changes {
         })
     }
 
-    /// The highest learning rate that is asked for.
-    pub fn peak(&self) -> Option<f64> {
-        let peak = self.table.get("schedule")?.get("peak")?;
-        peak.as_float().or_else(|| peak.as_integer().map(|peak| peak as f64))
-    }
-
     /// Whether a field at the top is asked for.
     pub fn has(&self, field: &str) -> bool {
         self.table.contains_key(field)

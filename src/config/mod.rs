@@ -135,7 +135,7 @@ impl RunConfig {
                 peak: 1e-3,
                 start: 1e-5,
                 min: 1e-5,
-                warmup_epochs: 1.0,
+                warmup_epochs: 3.0,
             },
             optimizer: AdamWConfig::default(),
             ema: AverageConfig { enabled: false, decay, warmup },
@@ -170,13 +170,13 @@ impl RunConfig {
         config.begun(changes)
     }
 
-    /// These defaults of a new run, changed.
+    /// These defaults of a new run, changed. Those of the schedule give way to the highest rate and the number of epochs
+    /// that are asked for.
     fn begun(mut self, changes: &Changes) -> Result<Self> {
-        if let Some(peak) = changes.peak() {
-            // A peak below their defaults lowers them as well, unless they are given, too.
-            let ScheduleConfig { start, min, .. } = &mut self.schedule;
-            (*start, *min) = (start.min(peak), min.min(peak));
-        }
+        let RunConfig { epochs, schedule: asked, .. } = self.with_checked(changes, |_| Ok(()))?;
+        let ScheduleConfig { start, min, warmup_epochs, .. } = &mut self.schedule;
+        (*start, *min) = (start.min(asked.peak), min.min(asked.peak));
+        *warmup_epochs = warmup_epochs.min(asked.shorter_warm_up(epochs));
         self.with(changes)
     }
 

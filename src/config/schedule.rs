@@ -16,8 +16,8 @@ pub struct ScheduleConfig {
     pub start: f64,
     /// The learning rate at the end, from 0 to `peak`; a default above `peak` is lowered to it.
     pub min: f64,
-    /// Epochs of linear rise from `start` to `peak`, 0 to `epochs`; a whole number if the rule is `"timm"`, which
-    /// reaches `peak` only approximately.
+    /// Epochs of linear rise from `start` to `peak`, 0 to `epochs`; the default is shortened to an eighth of a short
+    /// run. A whole number if the rule is `"timm"`, which reaches `peak` only approximately.
     pub warmup_epochs: f64,
 }
 
@@ -46,12 +46,12 @@ impl ScheduleConfig {
         Ok(schedule)
     }
 
-    /// A warm-up that leaves a run of this many epochs most of its time.
+    /// The longest warm-up that leaves a run of this many epochs most of its time: an eighth.
     pub fn shorter_warm_up(&self, epochs: usize) -> f64 {
-        let tenth = epochs as f64 / 10.0;
+        let eighth = epochs as f64 / 8.0;
         match self.rule {
-            ScheduleRule::Cosine => tenth,
-            ScheduleRule::Timm => tenth.floor(),
+            ScheduleRule::Cosine => eighth,
+            ScheduleRule::Timm => eighth.floor(),
         }
     }
 
@@ -81,7 +81,10 @@ impl ScheduleConfig {
 
 #[cfg(test)]
 mod tests {
+    use toml::Table;
+
     use super::*;
+    use crate::config::{Changes, RunConfig};
 
     #[test]
     fn a_schedule_has_the_rates_and_steps_that_are_asked_for() {
@@ -90,5 +93,18 @@ mod tests {
         let rule = optim::ScheduleRule::Cosine;
         let schedule = Schedule { peak: 1e-2, start: 1e-4, min: 1e-3, warmup: 3, total: 40, rule };
         assert_eq!(asked.over(4, 10).unwrap(), schedule);
+    }
+    #[test]
+    fn the_default_warm_up_of_a_short_run_is_short() {
+        let warm_up = |asked: &str| {
+            let asked: Table = asked.parse().unwrap();
+            RunConfig::changed(&Changes::gather(None, asked)?).map(|run| run.schedule.warmup_epochs)
+        };
+        let timm = "schedule.rule = 'timm'\nepochs";
+        assert_eq!(warm_up("").unwrap(), 3.0);
+        assert_eq!([12, 1, 300].map(|n| warm_up(&format!("epochs = {n}")).unwrap()), [1.5, 0.125, 3.0]);
+        assert_eq!([12, 4, 300].map(|n| warm_up(&format!("{timm} = {n}")).unwrap()), [1.0, 0.0, 3.0]);
+        assert_eq!(warm_up("epochs = 4\nschedule.warmup_epochs = 2").unwrap(), 2.0);
+        assert!(warm_up("epochs = 4\nschedule.warmup_epochs = 5").is_err());
     }
 }

@@ -110,7 +110,7 @@ fn a_run_that_is_mostly_warm_up_says_so() {
         samples::train(&fresh("cli-warm-up"), "image_size = 32", &data, &asked).ok().err
     };
     let note = "note: the learning rate rises during 1 of 1 epoch; to have it fall for longer: --set ";
-    let shorter = "schedule.warmup_epochs=0.1";
+    let shorter = "schedule.warmup_epochs=0.125";
     assert_eq!(said("schedule.warmup_epochs=1"), format!("{note}{shorter}\n"));
     assert_eq!(said(shorter), "");
 }
