@@ -38,12 +38,13 @@ fn what_is_missing_is_said() {
         (("STANDIN_DEVICES", "0"), "cuda", "the NVIDIA driver is there, but no GPU is"),
         (("STANDIN_DEVICES", "2"), "cuda:3", "there is no GPU 3; there are 2, counted from 0"),
         (("STANDIN_CAPABILITY", "75"), "cuda", "has compute capability 7.5, and the kernels need 8.0"),
-        (("STANDIN_DRIVER", "11020"), "cuda", "the NVIDIA driver is of CUDA 11.2, and 11.7 is the oldest that will do"),
+        (("STANDIN_DRIVER", "11020"), "cuda", "the NVIDIA driver is of CUDA 11.2, and 12.0 is the oldest that will do"),
         (
             ("STANDIN_DRIVER", "12080"),
             "cuda",
             "NVRTC is of CUDA 13.90, and the driver knows CUDA up to 12.8: update the",
         ),
+        (("STANDIN_CUBLAS", "110000"), "cuda", "cuBLASLt is of CUDA 11.0, and 12.0 is the oldest that will do"),
         (("STANDIN_CUBLAS", "140100"), "cuda", "cuBLASLt is of CUDA 14.1, and the driver knows CUDA up to 13.0"),
         (
             ("STANDIN_MEMORY", "1000000"),

@@ -69,9 +69,9 @@ pub struct Arguments {
     out: Option<PathBuf>,
     /// Continues from the checkpoint in the run folder (--out), with the configuration that the run began with. Only
     /// these can change: --epochs (the rest of the run then follows the learning rate schedule of a run of that
-    /// length), --data if the images have moved, --device, --precision, --threads, --recompute, and with --set
-    /// checkpoint_every and max_bad_images. With --resume=auto a run is started if the folder holds none, so that one
-    /// command serves for a job that is interrupted and queued again.
+    /// length, with this run's warm-up), --data if the images have moved, --device, --precision, --threads,
+    /// --recompute, and with --set checkpoint_every and max_bad_images. With --resume=auto a run is started if the
+    /// folder holds none, so that one command serves for a job that is interrupted and queued again.
     #[arg(long, value_enum, value_name = "auto", hide_possible_values = true)]
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "always")]
     resume: Option<Resume>,

@@ -17,7 +17,8 @@ pub fn forward(op: &'static str, x: &Tensor, g: Geometry, y: &mut Tensor) -> Res
     token_strides(op, x)?;
     let (images, [down, across], [h, w], channels) = (g.images, g.regions.grid(), g.regions.size(), g.channels);
     let (count, packs) = (images * down * across, channels.div_ceil(x.dtype().per_pack()));
-    let launch = KERNELS.launch_on(x, "region_pool_forward<T>")?.over(count * packs);
+    // Small blocks: the mean of a last map is too few threads to fill a GPU with large ones.
+    let launch = KERNELS.launch_on(x, "region_pool_forward<T>")?.threads(64).over(count * packs);
     let launch = launch.view(x)?.output(y)?.count(count).extents([down, across, h, w, channels, packs])?;
     // SAFETY: x is (images, down·h, across·w, channels) with channels side by side, y (count, channels).
     unsafe { launch.run() }

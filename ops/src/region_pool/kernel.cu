@@ -1,6 +1,9 @@
 // A map (N, H, W, C), cut by a grid of `across` regions from left to right and `down` from top to bottom, each of h × w
 // tokens. A thread has a pack of channels; `packs` of them make a token.
 
+// Tokens whose loads are on their way together.
+constexpr int TOGETHER = 4;
+
 // y (N, P, C) = the mean over the tokens of each region of x, whose channels lie side by side.
 template <typename T>
 __global__ void region_pool_forward(const T* x, Layout map, T* y, i64 regions, int down, int across, int h, int w,
@@ -15,10 +18,16 @@ __global__ void region_pool_forward(const T* x, Layout map, T* y, i64 regions, i
     x += region / across / down * image + i64(line) * h * row + i64(column) * w * token + c;
     W sums[N] = {};
     for (int a = 0; a < h; a++) {
-        for (int b = 0; b < w; b++) {
-            Pack<T> in = load_pack(x + a * row + b * token, channels - c);
+        for (int b = 0; b < w; b += TOGETHER) {
+            Pack<T> in[TOGETHER];
 #pragma unroll
-            for (int j = 0; j < N; j++) sums[j] += widen(in.at[j]);
+            for (int k = 0; k < TOGETHER; k++)
+                if (b + k < w) in[k] = load_pack(x + a * row + (b + k) * token, channels - c);
+#pragma unroll
+            for (int k = 0; k < TOGETHER; k++)
+#pragma unroll
+                for (int j = 0; j < N; j++)
+                    if (b + k < w) sums[j] += widen(in[k].at[j]);
         }
     }
     W weight = W(1) / (i64(h) * w);

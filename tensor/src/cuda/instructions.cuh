@@ -87,6 +87,10 @@ __device__ __forceinline__ u32 transpose(u32 matrix) {
 #endif
 }
 
+// Where four lanes share a row of 64 bytes: the row of the i-th four. Two fours access shared memory at a time, and rows an
+// odd number of 16 bytes apart have banks in common if they are neighbours, but none if they are four rows apart.
+__device__ __forceinline__ int copied_row(int i) { return (i & ~7) | (i & 1) << 2 | (i >> 1 & 3); }
+
 // Starts an asynchronous copy of 16 bytes from global to shared memory, or of zeros unless `exists`.
 __device__ __forceinline__ void copy_async(void* shared, const void* global, bool exists) {
 #ifdef EMULATED

@@ -50,8 +50,8 @@ __device__ __forceinline__ int pixel_of_lane(const Geometry& g, int first) {
     return g.pixel_of(min(first + int(lane()), int(g.tokens()) - 1));
 }
 
-// A lane's pieces of a warp's rows, from `first` on, are eight channels of every eighth row. The pixel of the i-th, if there is
-// such a row:
+// A lane's pieces of a warp's rows, from `first` on, are eight channels of one of every eight rows. The pixel of the i-th, if
+// there is such a row:
 struct LookedUp {
     const Geometry& g;
     __device__ __forceinline__ int of(int, int token) const { return token < int(g.tokens()) ? g.pixel_of(token) : 0; }
@@ -63,7 +63,7 @@ struct Exchanged {
     __device__ __forceinline__ Exchanged(const Geometry& g, int first) {
         const int own = pixel_of_lane(g, first);
 #pragma unroll
-        for (int i = 0; i < ROWS / 8; i++) pixels[i] = __shfl_sync(~0u, own, i * 8 + lane() / 4);
+        for (int i = 0; i < ROWS / 8; i++) pixels[i] = __shfl_sync(~0u, own, i * 8 + copied_row(lane() / 4));
     }
     __device__ __forceinline__ int of(int i, int) const { return pixels[i]; }
 };
@@ -75,7 +75,7 @@ __device__ __forceinline__ void for_each_piece(const Geometry& g, int first, con
 #pragma unroll
     for (int i = 0; i < ROWS / 8; i++) {
         if (first + i / 2 * 16 >= rows_of(g)) break; // a tile that there is not
-        const int token = first + i * 8 + lane() / 4, channel = lane() % 4 * 8;
+        const int token = first + i * 8 + copied_row(lane() / 4), channel = lane() % 4 * 8;
         visit(i, token, channel, pixel.of(i, token), token < int(g.tokens()) && channel < D);
     }
 }
@@ -326,7 +326,7 @@ __global__ void __launch_bounds__(MASKED_THREADS, 2)
         gradients[i] = *reinterpret_cast<const Pack<u32>*>(dout + at);
         if (i == lane() % 4) own_pixel = pixel;
     });
-    const int own_token = first + lane() % 4 * 8 + lane() / 4;
+    const int own_token = first + lane() % 4 * 8 + copied_row(lane() / 4);
     const float logarithm = lse[own_pixel];
     routing.collect(g, routes + image * g.regions() * topk);
     __syncwarp(); // the last regions' lanes with the others

@@ -20,7 +20,8 @@ constexpr int OCTETS = 4; // of its channels, one for each warp
 constexpr int CHANNELS = 8 * OCTETS;
 constexpr int GROUP = 4; // rows of y in a step, and rows that arrive together
 constexpr int RING = 4;  // groups in shared memory: those in use, and others on their way
-// Elements from a pixel to the next in shared memory, so that packs of eight neighbours lie in different banks.
+// Elements from a pixel to the next in shared memory, so that packs of eight neighbours lie in different banks; for copies of
+// their 64 bytes see `copied_row`.
 constexpr int PITCH = CHANNELS + 8;
 
 template <int K>
@@ -98,8 +99,8 @@ struct Tile {
         : left(blockIdx.y * wide), columns(min(wide, width - left)), first(blockIdx.x * CHANNELS),
           channels(min(CHANNELS, all_channels - first)) {}
     static __device__ __forceinline__ int pack() { return threadIdx.x % OCTETS * 8; }
-    static __device__ __forceinline__ int column() { return threadIdx.x / OCTETS; }
-    static __device__ __forceinline__ int own_column() { return threadIdx.x / OCTETS % SIDE; }
+    static __device__ __forceinline__ int column() { return copied_row(threadIdx.x / OCTETS); }
+    static __device__ __forceinline__ int own_column() { return column() % SIDE; }
     static __device__ __forceinline__ int own_row() { return threadIdx.x / OCTETS / SIDE; }
     static constexpr int STEP = 32 / SIDE;
 

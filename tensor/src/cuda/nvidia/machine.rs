@@ -6,9 +6,10 @@ use crate::cuda::Properties;
 use cudarc::driver::result;
 use cudarc::driver::sys::{self, CUdevice, CUdevice_attribute, CUresult};
 
-/// The oldest CUDA whose driver and NVRTC have every function that is called here (11.4; cudarc panics where one is
-/// missing), and whose graphs keep the priorities of kernels.
-const OLDEST_CUDA: (i32, i32) = (11, 7);
+/// The oldest CUDA that will do. Its driver and NVRTC have every function that is called here (cudarc panics where one is
+/// missing), graphs keep the priorities of kernels (11.7), and NVRTC knows every instruction (11.8). Of CUDA 11, cudarc
+/// finds NVRTC only by its name without a version.
+const OLDEST_CUDA: (i32, i32) = (12, 0);
 
 /// The GPUs that the driver knows, also those that are too old. [`Error::Gpu`](crate::Error::Gpu) where there is no driver.
 pub fn devices() -> Result<Vec<Properties>> {
@@ -50,8 +51,8 @@ fn ensure_new_enough(what: &str, (major, minor): (i32, i32)) -> Result<()> {
 pub(super) fn ensure_libraries_for_driver() -> Result<()> {
     let (driver, driver_minor) = driver_version()?;
     let compiler = compiler::version()?;
-    ensure_new_enough("NVRTC", compiler)?;
     for (library, (major, minor)) in [("NVRTC", compiler), ("cuBLASLt", blas::version())] {
+        ensure_new_enough(library, (major, minor))?;
         if major > driver {
             return Err(failure(format!(
                 "{library} is of CUDA {major}.{minor}, and the driver knows CUDA up to {driver}.{driver_minor}: update \
