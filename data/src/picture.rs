@@ -224,7 +224,7 @@ fn pixels(bytes: &[u8]) -> std::result::Result<RgbImage, Refusal> {
     }
     let (width, height) = decoder.dimensions();
     // Its size as RGB counts, too: there, a pixel of one byte, or of one bit, takes three bytes.
-    let (decoded, rgb) = (decoder.total_bytes(), 3 * u64::from(width) * u64::from(height));
+    let (decoded, rgb) = (decoder.total_bytes(), (3 * u64::from(width)).saturating_mul(height.into()));
     if decoded.max(rgb) > MAX_DECODED {
         return Err(too_large(&format!("{width}x{height} pixels take")).into());
     }

@@ -28,9 +28,10 @@ impl AdamW {
     /// The second: computes the norm of the gradients, clips them, makes a step and, in the same sweep, updates the
     /// moving average; all without waiting, so that it can be [recorded](tensor::cuda::Gpu::record) and replayed. If
     /// the norm of the gradients is not finite, or its square is not even after clipping (it then counts as infinite), no
-    /// step is made. In either case it [ends](Gradients::end_step) the step of the gradients. Errors: [`Error::Layout`], [`autograd::Error::Unreached`], [`autograd::Error::NoBackward`] and
-    /// [`tensor::Error::Shared`] as of [`AdamW::step_clipped`]; those of [`Ema::update`]; [`tensor::Error::Argument`]
-    /// without [`AdamW::prepare`], or the second time after it.
+    /// step is made. In either case it [ends](Gradients::end_step) the step of the gradients. Errors: [`Error::Layout`],
+    /// [`autograd::Error::Unreached`], [`autograd::Error::NoBackward`] and [`tensor::Error::Shared`] as of
+    /// [`AdamW::step_clipped`]; those of [`Ema::update`]; [`tensor::Error::Argument`] without [`AdamW::prepare`], or
+    /// the second time after it.
     pub fn clip_and_step(
         &mut self,
         parameters: &mut Parameters,

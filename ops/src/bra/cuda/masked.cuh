@@ -50,8 +50,8 @@ __device__ __forceinline__ int pixel_of_lane(const Geometry& g, int first) {
     return g.pixel_of(min(first + int(lane()), int(g.tokens()) - 1));
 }
 
-// A lane's pieces of a warp's rows, from `first` on, are eight channels of one of every eight rows. The pixel of the i-th, if
-// there is such a row:
+// A lane's pieces of a warp's rows, from `first` on, are eight channels of one of every eight rows. The pixel of the i-th,
+// if there is such a row:
 struct LookedUp {
     const Geometry& g;
     __device__ __forceinline__ int of(int, int token) const { return token < int(g.tokens()) ? g.pixel_of(token) : 0; }

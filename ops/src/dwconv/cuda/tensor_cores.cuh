@@ -20,8 +20,8 @@ constexpr int OCTETS = 4; // of its channels, one for each warp
 constexpr int CHANNELS = 8 * OCTETS;
 constexpr int GROUP = 4; // rows of y in a step, and rows that arrive together
 constexpr int RING = 4;  // groups in shared memory: those in use, and others on their way
-// Elements from a pixel to the next in shared memory, so that packs of eight neighbours lie in different banks; for copies of
-// their 64 bytes see `copied_row`.
+// Elements from a pixel to the next in shared memory, so that packs of eight neighbours lie in different banks; for
+// copies see `copied_row`.
 constexpr int PITCH = CHANNELS + 8;
 
 template <int K>
