@@ -81,10 +81,9 @@ impl ScheduleConfig {
 
 #[cfg(test)]
 mod tests {
-    use toml::Table;
-
     use super::*;
     use crate::config::{Changes, RunConfig};
+    use toml::Table;
 
     #[test]
     fn a_schedule_has_the_rates_and_steps_that_are_asked_for() {
@@ -94,6 +93,7 @@ mod tests {
         let schedule = Schedule { peak: 1e-2, start: 1e-4, min: 1e-3, warmup: 3, total: 40, rule };
         assert_eq!(asked.over(4, 10).unwrap(), schedule);
     }
+
     #[test]
     fn the_default_warm_up_of_a_short_run_is_short() {
         let warm_up = |asked: &str| {
