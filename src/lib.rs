@@ -36,7 +36,7 @@
 //!
 //! # fn main() -> anyhow::Result<()> {
 //! let mut config = RunConfig::for_model("nano")?;
-//! config.epochs = 2;
+//! config.epochs = 12;
 //! let mut trainer = Trainer::new(config)?;
 //! println!("{:?}", trainer.run(&AtomicBool::new(false))?);
 //! trainer.draw()?;

@@ -48,7 +48,7 @@ fn a_run_has_the_recorded_bits_on_every_instruction_set() {
         // Batches of the small model are computed whole, those of the larger one in pieces of a few images.
         for (batches, model) in [
             ("whole", &["--config", text(&config)][..]),
-            ("pieces", &["--model", "nano", "--set", "depth=1,1,1", "--batch-size", "80", "--epochs", "1"]),
+            ("pieces", &["--batch-size", "80", "--epochs", "1", "--set", "depth=1,1,1", "schedule.warmup_epochs=1"]),
         ] {
             let run = folder.join(format!("{name}-{batches}"));
             let files = ["--data", text(&data), "--out", text(&run)];

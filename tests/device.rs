@@ -245,7 +245,9 @@ fn a_run_that_stops_and_goes_on_has_the_bits_of_one_that_does_not() {
     let data = text(&samples::cifar10_of(&folder.join("data"), 8)).to_owned();
     let config = |out: &str| {
         let (data, out) = (data.clone(), folder.join(out));
-        RunConfig { data, out, epochs: 1, batch_size: 8, ..config(device, Precision::Bf16) }
+        let mut config = RunConfig { data, out, epochs: 1, batch_size: 8, ..config(device, Precision::Bf16) };
+        config.schedule.warmup_epochs = 1.0;
+        config
     };
     let (go, stop) = (AtomicBool::new(false), AtomicBool::new(true));
     Trainer::new(config("whole")).unwrap().run(&go).unwrap();

@@ -107,7 +107,8 @@ pub struct RunConfig {
 
 impl RunConfig {
     /// The defaults for a model. Except for what the preset says (size, architecture), they are the recipe that `nano`
-    /// was tuned with.
+    /// was tuned with. A run of fewer epochs than the warm-up needs a shorter one, too, unless they are changed by
+    /// [`RunConfig::changed`], which shortens it.
     pub fn for_model(name: &str) -> Result<Self> {
         let (preset, EmaConfig { decay, warmup }) = (preset(name)?, EmaConfig::default());
         Ok(Self {
