@@ -19,16 +19,17 @@ use tensor::{DType, Device, Tensor, pool_stats, settle_pool, trim_pool};
 struct Effort {
     pixels: usize,
     macs: u64,
+    /// The most multiply-adds of one image. Where smaller images are no less work, since maps are padded to n_win regions a
+    /// side, even an image of one pixel can be work for minutes.
+    each: u64,
 }
 
-const TRAINING: Effort = Effort { pixels: 6 * 224 * 224, macs: 30_000_000_000 };
+/// An image may be that of `base` at 224x224.
+const TRAINING: Effort = Effort { pixels: 6 * 224 * 224, macs: 30_000_000_000, each: 10_000_000_000 };
 /// A larger budget than for training, because there is no backward pass, which takes twice the time of the forward pass
-/// and most of the memory.
-const INFERENCE: Effort = Effort { pixels: 3 * TRAINING.pixels, macs: 2 * TRAINING.macs };
-
-/// The most multiply-adds of one measured image: those of `base` at 224x224. Where smaller images are no less work,
-/// since maps are padded to n_win regions a side, even an image of one pixel can be work for minutes.
-const MAX_MACS: u64 = 10_000_000_000;
+/// and most of the memory. An image may be that of `tiny` at 896x896: four times what a quarter of it takes is up to a
+/// tenth too much, and depends on the threads' timing.
+const INFERENCE: Effort = Effort { pixels: 3 * TRAINING.pixels, macs: 2 * TRAINING.macs, each: 4 * TRAINING.each };
 
 /// The fewest images measured for a training forecast, which also measures two thirds of them. Two thirds of 6 is 4,
 /// the number of piece groups, each with gradient buffers of its own: with fewer images, one image more would also add
@@ -138,7 +139,7 @@ impl Sample {
             let [height, width] = size;
             let macs = macs(&model, height, width)?.total();
             let most = (effort.pixels / (height * width).max(1)).min((effort.macs / macs.max(1)) as usize);
-            if most < least || macs > MAX_MACS {
+            if most < least || macs > effort.each {
                 // The scores of soft routing grow as the square of the pixels, so smaller images do not show how many there are.
                 if model.soft_routing {
                     return Ok(None);
@@ -152,7 +153,7 @@ impl Sample {
                     continue;
                 }
             }
-            return Ok((macs <= MAX_MACS).then(|| Self { model, size, each, most: most.max(3) }));
+            return Ok((macs <= effort.each).then(|| Self { model, size, each, most: most.max(3) }));
         }
     }
 
