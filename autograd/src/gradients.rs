@@ -36,12 +36,7 @@ impl Gradients {
         let layout = Arc::clone(parameters.layout());
         let values = Tensor::zeros_on(&parameters.flat().device(), [layout.len()], layout.dtype())?;
         let written = vec![false; layout.entries.len()];
-        Ok(Self {
-            flat: Some(FlatGradients { layout, values, written }),
-            inputs: HashMap::new(),
-            tape: None,
-            ended: false,
-        })
+        Ok(Self { flat: Some(FlatGradients { layout, values, written }), ..Self::default() })
     }
 
     /// How the parameters' gradients are laid out, if there are any.

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 use tensor::cpu::parallel::Out;
-use tensor::{DType, Device, Error as TensorError, Float, Tensor, cuda, match_float};
+use tensor::{DType, Device, Float, Tensor, cuda, match_float};
 
 /// The gradients of one operation's inputs, as its backward rule sees them.
 ///
@@ -68,8 +68,8 @@ impl Slot<'_> {
         !matches!(self.memory, SlotMemory::Unwanted)
     }
 
-    /// Where a CPU kernel writes, or none when the gradient is not wanted. Errors: [`TensorError::DType`] if the
-    /// gradient is not of this type, [`TensorError::Device`] if it is on a GPU.
+    /// Where a CPU kernel writes, or none when the gradient is not wanted. Errors: [`tensor::Error::DType`] if the
+    /// gradient is not of this type, [`tensor::Error::Device`] if it is on a GPU.
     pub fn out<T: Float>(&mut self) -> Result<Option<Out<'_, T>>> {
         self.taken = true;
         let data = match &mut self.memory {
@@ -84,8 +84,8 @@ impl Slot<'_> {
         Ok(Some(Out { data, accumulate: self.accumulate }))
     }
 
-    /// Where a GPU kernel writes, or none when the gradient is not wanted. Errors: [`TensorError::Device`] if the
-    /// gradient is not on a GPU, [`TensorError::Gpu`].
+    /// Where a GPU kernel writes, or none when the gradient is not wanted. Errors: [`tensor::Error::Device`] if the
+    /// gradient is not on a GPU, [`tensor::Error::Gpu`].
     pub fn out_on_gpu(&mut self) -> Result<Option<cuda::Out<'_>>> {
         if let SlotMemory::Flat(FlatSpan::Cuda(span)) = &self.memory
             && self.accumulate
@@ -110,7 +110,7 @@ impl Slot<'_> {
 
     /// Lets a GPU write gradients [aside](cuda::Gpu::aside), if they are parameters': nobody reads those before the
     /// backward pass is over. Other gradients are written at once. `write` is given their places. Errors: those of `write`,
-    /// and [`TensorError::Gpu`].
+    /// and [`tensor::Error::Gpu`].
     ///
     /// # Safety
     /// All tensors that `write` reads, and that somebody else could drop or change meanwhile, must be in `reads`; and it
@@ -201,7 +201,7 @@ impl<'s, 'a> InputGrads<'s, 'a> {
     }
 
     /// Gives a gradient that exists already: it is moved in if it is the first, and added otherwise; a view is copied.
-    /// Errors: [`TensorError::Shape`] and [`TensorError::DType`] unless it has the input's shape and type; those of
+    /// Errors: [`tensor::Error::Shape`] and [`tensor::Error::DType`] unless it has the input's shape and type; those of
     /// [`open`](Self::open) and of a GPU.
     pub fn give(&mut self, input: usize, gradient: Tensor) -> Result<()> {
         let Some(Some(target)) = self.targets.get(input) else { return Ok(()) };
@@ -329,5 +329,5 @@ fn own(tensor: Tensor) -> Result<Tensor> {
 }
 
 fn elsewhere(expected: &str, actual: &str) -> Error {
-    TensorError::Device { op: "backward", expected: expected.into(), actual: actual.into() }.into()
+    tensor::Error::Device { op: "backward", expected: expected.into(), actual: actual.into() }.into()
 }

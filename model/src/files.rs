@@ -73,8 +73,7 @@ impl TensorFile {
     pub fn read_metadata(path: &Path) -> Result<HashMap<String, String>> {
         let mut file = open_regular(path)?;
         let length = file.metadata().map_err(|cause| io(path, cause))?.len();
-        let (metadata, _) = Header::read(&mut file, length, &path.display().to_string())?.metadata()?;
-        Ok(metadata)
+        Header::read(&mut file, length, &path.display().to_string())?.metadata()
     }
 
     /// The contents of a safetensors file's bytes, verified against their checksum if they have one; `path` names it in
@@ -92,7 +91,7 @@ impl TensorFile {
         ensure_room: impl FnOnce(u64) -> Result<()>,
     ) -> Result<Self> {
         let header = Header::read(source, length, path)?;
-        let (metadata, _) = header.metadata()?;
+        let metadata = header.metadata()?;
         let wants = |name: &str| wants(&metadata, name);
         let [end, needed] = header.extent(wants);
         if end != length {

@@ -58,13 +58,13 @@ impl<'p> Header<'p> {
         Ok(Self { path, end: LENGTH + said, entries })
     }
 
-    /// The file's metadata, without the checksum, which comes second. Errors: [`Error::Format`].
-    pub fn metadata(&self) -> Result<(HashMap<String, String>, Option<String>)> {
+    /// The file's metadata, without the checksum. Errors: [`Error::Format`].
+    pub fn metadata(&self) -> Result<HashMap<String, String>> {
         let metadata = self.entries.get(METADATA).cloned().unwrap_or_else(|| json!({}));
         let mut metadata: HashMap<String, String> =
             serde_json::from_value(metadata).map_err(|error| damaged(self.path, error))?;
-        let checksum = metadata.remove(CHECKSUM);
-        Ok((metadata, checksum))
+        metadata.remove(CHECKSUM);
+        Ok(metadata)
     }
 
     /// Where a file with this header should end, and how much memory those of its tensors take that are wanted. Says
@@ -93,7 +93,7 @@ impl<'p> Header<'p> {
         wants: impl Fn(&str) -> bool,
     ) -> Result<BTreeMap<String, Tensor>> {
         let path = self.path;
-        let (_, stated) = self.metadata()?;
+        let stated = self.entries.get(METADATA).and_then(|metadata| metadata[CHECKSUM].as_str()).map(str::to_owned);
         let mut sum = Hasher::new();
         if stated.is_some() {
             sum.update(&in_order(without_checksum(self.entries.clone()).into()));

@@ -5,7 +5,7 @@ use tensor::{DType, Error, Float, Result};
 /// Checks that ε, rounded to the type that a normalisation of `dtype` computes in, keeps a variance above 0. Errors:
 /// [`Error::Argument`].
 pub(crate) fn ensure_epsilon(op: &'static str, epsilon: f64, dtype: DType) -> Result<()> {
-    let rounded = if dtype == DType::F64 { epsilon } else { f64::from(epsilon as f32) };
+    let rounded = dtype.rounded_sum(epsilon);
     match rounded > 0.0 && rounded.is_finite() {
         true => Ok(()),
         false => Err(Error::argument(op, format!("epsilon is {epsilon:?}, but must be above 0, such as 1e-6"))),

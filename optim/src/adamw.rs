@@ -28,7 +28,7 @@ use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use tensor::cpu::isa::Arch;
 use tensor::cpu::parallel::GRAIN;
-use tensor::{DType, Device, Float, Tensor, match_float, simd};
+use tensor::{Device, Float, Tensor, match_float, simd};
 
 /// The settings of [`AdamW`], with the published recipe's values as defaults.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -217,10 +217,7 @@ impl AdamW {
     /// [`Error::Setting`].
     pub(crate) fn constants(&self, lr: f64, max_norm: f64) -> Result<StepConstants<f64>> {
         ensure("max_norm", max_norm, "positive", max_norm > 0.0)?;
-        let fits = |x: f64| match self.layout.dtype() {
-            DType::F64 => x.is_finite(),
-            _ => (x as f32).is_finite(),
-        };
+        let fits = |x: f64| self.layout.dtype().rounded_sum(x).is_finite();
         ensure("lr", lr, "at least 0, and finite in the weights' type", lr >= 0.0 && fits(lr))?;
         let constants = StepConstants::new(&self.config, self.groups.all(), self.steps + 1, lr);
         let all_fit = constants.groups.iter().all(|group| fits(group.keep) && fits(group.step));

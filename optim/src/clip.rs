@@ -46,9 +46,8 @@ pub(crate) fn clip_factor(norm: f64, max_norm: f64) -> f64 {
 /// Whether the squares of gradients of this norm, scaled by this factor, are finite in their type: AdamW adds them up, and
 /// an infinite sum would stay so.
 pub(crate) fn has_finite_squares(norm: f64, scale: f64, dtype: DType) -> bool {
-    let rounded = |x: f64| if dtype == DType::F64 { x } else { f64::from(x as f32) };
-    let clipped = rounded(norm * scale);
-    rounded(norm).is_finite() && rounded(clipped * clipped).is_finite()
+    let clipped = dtype.rounded_sum(norm * scale);
+    dtype.rounded_sum(norm).is_finite() && dtype.rounded_sum(clipped * clipped).is_finite()
 }
 
 /// Σ x², in sixteen interleaved partial sums: an order that vector registers can follow.

@@ -24,6 +24,11 @@ impl DType {
         if self == DType::Bf16 { DType::F32 } else { self }
     }
 
+    /// A number rounded to the type that sums over elements of this type have ([`DType::of_sums`]).
+    pub fn rounded_sum(self, x: f64) -> f64 {
+        if self == DType::F64 { x } else { f64::from(x as f32) }
+    }
+
     /// Its name.
     pub fn name(self) -> &'static str {
         match self {

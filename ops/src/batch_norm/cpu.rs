@@ -6,7 +6,7 @@ use crate::epsilon::reciprocal_root;
 use crate::gelu;
 use rayon::prelude::*;
 use tensor::cpu::isa::Arch;
-use tensor::cpu::parallel::{Out, add_rows, items_per_task, sum_in_pieces};
+use tensor::cpu::parallel::{Out, add_rows, items_per_task, sum_in_pieces, sum_rows};
 use tensor::{Float, Scratch, simd};
 
 /// Mean, unbiased variance and 1/√(biased variance + ε) of each channel of x (R, C), R ≥ 2.
@@ -21,9 +21,7 @@ pub fn statistics<T: Float>(x: &[T], epsilon: T, [mean, variance, rstd]: [&mut [
     let rows = x.len() / channels;
     let inverse = T::one() / T::of(rows as f64);
     let block = |rows: std::ops::Range<usize>| &x[rows.start * channels..rows.end * channels];
-    sum_in_pieces(rows, channels, channels, Out::store(&mut *mean), |rows, sum| {
-        add_rows(block(rows), sum);
-    });
+    sum_rows(x, Out::store(&mut *mean));
     mean.iter_mut().for_each(|mean| *mean *= inverse);
 
     let mut sums = Scratch::<T>::new(2 * channels);

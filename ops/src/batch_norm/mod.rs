@@ -160,7 +160,7 @@ struct BatchNormRule {
 impl BatchNormRule {
     fn value(&self) -> Result<Tensor> {
         let Self { x, weight, bias, mean, rstd, gelu, .. } = self;
-        let mut y = Tensor::empty_on(&x.device(), x.shape().clone(), x.dtype())?;
+        let mut y = x.empty_like()?;
         match x.device() {
             Device::Cpu => match_float!(x.dtype(), "batch_norm", T => cpu::forward::<T>(
                 x.as_slice("batch_norm")?,

@@ -129,5 +129,5 @@ pub fn drawn(draw: &Draw) -> Case {
     let dims = [draw.within(5, 1..=3), draw.within(6, 1..=3)];
     let topk = draw.within(7, 1..=grid[0] * grid[1]);
     let (images, heads) = (draw.within(0, 0..=2), 1 + draw.within(0, 0..=1));
-    Setup { images, grid, region, heads, dims, topk, kernel: [0, 3, 5][draw.within(3, 0..=2)] }.case("drawn")
+    Setup { images, grid, region, heads, dims, topk, kernel: [0, 3, 5][draw.within(4, 0..=2)] }.case("drawn")
 }

@@ -31,8 +31,8 @@
 
 pub mod cases;
 pub mod composed;
-pub(crate) mod cpu;
-pub(crate) mod cuda;
+mod cpu;
+mod cuda;
 pub(crate) mod geometry;
 pub mod reference;
 mod routing;

@@ -94,5 +94,5 @@ pub fn cases() -> Vec<Case> {
 pub fn drawn(draw: &Draw) -> Case {
     let x = [draw.within(0, 0..=2), draw.within(1, 3..=7), draw.within(2, 3..=7), draw.within(3, 0..=3)];
     let weight = [draw.within(4, 1..=3), draw.within(5, 1..=3), draw.within(6, 1..=3)];
-    case("drawn", x, weight, [draw.within(7, 1..=3), draw.within(5, 0..=2)], draw.within(6, 0..=1) == 1)
+    case("drawn", x, weight, [draw.within(7, 1..=3), draw.within(1, 0..=2)], draw.within(6, 0..=1) == 1)
 }

@@ -1,8 +1,8 @@
 //! Stochastic depth: dropout of whole samples.
 //!
 //! **Forward.** y\[n\] = kₙ·x\[n\]/(1 − p) for each sample n of x (N, ...), where kₙ is 1 if the random stream's
-//! uniform number f + n is at least p and 0 otherwise, with f the index of x's first sample in the whole batch: a batch
-//! processed in pieces drops the same samples. For p = 0 y is x.
+//! uniform number n₀ + n is at least p and 0 otherwise, with n₀ the index of x's first sample in the whole batch: a
+//! batch processed in pieces drops the same samples. For p = 0 y is x.
 //!
 //! [`drop_path_residual`] is x with a branch: y\[n\] = x\[n\] + kₙ·f(x)\[n\]/(1 − p), for an f that treats each sample
 //! by itself. On the CPU f gets only the samples that survive, copied together where others are dropped, so that a

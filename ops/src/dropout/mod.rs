@@ -32,9 +32,8 @@ pub(crate) const SUMMARY: &str = "drops elements at random, scales the rest by 1
 /// x with each element dropped with probability `p`, which `rng` decides, and the others divided by 1 − p.
 pub fn dropout<'t>(x: &Var<'t>, p: f64, rng: Philox) -> Result<Var<'t>> {
     let Some(keep) = Keep::new("dropout", p, rng)? else { return Ok(x.clone()) };
-    let device = x.value().device();
-    let mut y = Tensor::empty_on(&device, x.shape().clone(), x.dtype())?;
-    match device {
+    let mut y = x.value().empty_like()?;
+    match x.value().device() {
         Device::Cpu => match_float!(x.dtype(), "dropout", T => {
             cpu::apply::<T>(x.value().as_slice("dropout")?, keep, Out::store(y.as_mut_slice("dropout")?));
         }),

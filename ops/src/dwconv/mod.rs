@@ -51,7 +51,7 @@ fn convolve<'t>(x: &Var<'t>, weight: &Var<'t>, bias: Option<&Var<'t>>, residual:
     let map = x.value().dims("dwconv", "x (N, H, W, C)")?;
     let geometry = geometry("dwconv", map, weight.value(), bias.map(Var::value))?;
     let channels = geometry.channels;
-    let mut y = Tensor::empty_on(&x.value().device(), x.shape().clone(), x.dtype())?;
+    let mut y = x.value().empty_like()?;
     match x.value().device() {
         Device::Cpu => match_float!(x.dtype(), "dwconv", T => cpu::forward::<T>(
             geometry,

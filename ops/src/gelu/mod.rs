@@ -46,7 +46,7 @@ pub(crate) fn gelu_of(x: Var<'_>) -> Result<Var<'_>> {
 }
 
 fn value(x: &Tensor) -> Result<Tensor> {
-    let mut y = Tensor::empty_on(&x.device(), x.shape().clone(), x.dtype())?;
+    let mut y = x.empty_like()?;
     match x.device() {
         Device::Cpu => match_float!(x.dtype(), "gelu", T => {
             cpu::forward::<T>(x.as_slice("gelu")?, y.as_mut_slice("gelu")?);

@@ -7,7 +7,7 @@ use rayon::prelude::*;
 use tensor::cpu::isa::Arch;
 use tensor::cpu::parallel::{Interleaved, Out, items_per_task, sum_in_pieces};
 use tensor::cpu::registers::Vector;
-use tensor::{Float, in_registers, simd, unrolled};
+use tensor::{Float, Scratch, in_registers, simd, unrolled};
 
 /// Rows whose moments are computed together.
 const ROWS: usize = 16;
@@ -152,7 +152,7 @@ pub fn backward<T: Float>(
     let channels = weight.len();
     let accumulate = dx.as_ref().is_some_and(|dx| dx.accumulate);
     let dx = dx.map(|dx| Interleaved::new(dx.data));
-    let mut sums = vec![T::zero(); 2 * channels];
+    let mut sums = Scratch::<T>::new(2 * channels);
     sum_in_pieces(mean.len(), channels, sums.len(), Out::store(&mut sums), |rows, sums| {
         let block = rows.start * channels..rows.end * channels;
         let moments = [&mean[rows.clone()], &rstd[rows]];

@@ -39,7 +39,7 @@ pub fn layer_norm<'t>(x: &Var<'t>, weight: &Var<'t>, bias: &Var<'t>, epsilon: f6
     ensure_epsilon("layer_norm", epsilon, x.dtype())?;
     let rows = x.value().count().checked_div(channels).unwrap_or(0);
     let device = x.value().device();
-    let mut y = Tensor::empty_on(&device, x.shape().clone(), x.dtype())?;
+    let mut y = x.value().empty_like()?;
     let moment = || Tensor::empty_on(&device, [rows], x.dtype().of_sums());
     let (mut mean, mut rstd) = (moment()?, moment()?);
     match device {
@@ -76,7 +76,7 @@ impl Rule for LayerNorm {
 
     fn recompute(&self) -> Option<Recompute<'_>> {
         Some(Box::new(|| {
-            let mut y = Tensor::empty_on(&self.x.device(), self.x.shape().clone(), self.x.dtype())?;
+            let mut y = self.x.empty_like()?;
             match self.x.device() {
                 Device::Cpu => match_float!(self.x.dtype(), "layer_norm", T => cpu::recompute::<T>(
                     self.x.as_slice("layer_norm")?,

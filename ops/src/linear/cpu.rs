@@ -4,7 +4,7 @@ use rayon::prelude::*;
 use tensor::cpu::factor::Factor;
 use tensor::cpu::gemm::{Mat, gemm, gemm_by_rows, gemm_plus_row};
 use tensor::cpu::packed::{Packed, Right};
-use tensor::cpu::parallel::{GRAIN, Out, add_rows, put, sum_in_pieces};
+use tensor::cpu::parallel::{GRAIN, Out, put, sum_rows};
 use tensor::simd;
 
 /// The transpose of a weight (O, I), for one product.
@@ -60,8 +60,6 @@ pub fn backward<F: Factor>(
         gemm::<F>(dy_matrix.t(), Mat::new(F::factors(x, &mut room), rows, inputs), dweight);
     }
     if let Some(dbias) = dbias {
-        sum_in_pieces(rows, outputs, outputs, dbias, |range, sum| {
-            add_rows(&dy[range.start * outputs..range.end * outputs], sum);
-        });
+        sum_rows(dy, dbias);
     }
 }

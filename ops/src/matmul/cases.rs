@@ -59,7 +59,11 @@ pub fn drawn(draw: &Draw) -> Case {
     let transposed = |shape: &[usize], stream: u64| {
         let mut order: Vec<usize> = (0..shape.len()).collect();
         order.rotate_right(1);
-        if draw.within(6, 0..=1) == 1 { permuted(shape, &order, stream) } else { uniform(shape, stream) }
+        if draw.within(5 + stream as usize, 0..=1) == 1 {
+            permuted(shape, &order, stream)
+        } else {
+            uniform(shape, stream)
+        }
     };
     let [a, b] = [([rows, inner], 1), ([inner, cols], 2)]
         .map(|(matrix, stream)| transposed(&[&leading[..], &matrix].concat(), stream));

@@ -100,18 +100,17 @@ impl Rule for MlpRule {
 
     fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
         let MlpRule { x, mean, rstd, pre_gelu, gamma, beta, w1, w2, residual } = *self;
-        let like = |map: &Tensor| Tensor::empty_on(&map.device(), map.shape().clone(), map.dtype());
         let mut open = |input: usize| grads.open(input);
         let [mut dgamma, mut dbeta, mut dw1, mut db1, mut dw2, mut db2] =
             [open(1)?, open(2)?, open(3)?, open(4)?, open(5)?, open(6)?];
-        let mut dpost_gelu = like(&pre_gelu)?;
+        let mut dpost_gelu = pre_gelu.empty_like()?;
         linear::cuda::backward_input(&dy, &w2, dpost_gelu.as_out("mlp", false)?)?;
-        let [mut dpre_gelu, mut post_gelu] = [like(&pre_gelu)?, like(&pre_gelu)?];
+        let [mut dpre_gelu, mut post_gelu] = [pre_gelu.empty_like()?, pre_gelu.empty_like()?];
         gelu::cuda::backward(&dpost_gelu, &pre_gelu, dpre_gelu.as_out("mlp", false)?, Some(&mut post_gelu))?;
         drop([dpost_gelu, pre_gelu]);
         linear::cuda::write_aside([&mut dw2, &mut db2], &w2, [&dy, &post_gelu])?;
         drop(post_gelu);
-        let [mut normed, mut dnormed] = [like(&x)?, like(&x)?];
+        let [mut normed, mut dnormed] = [x.empty_like()?, x.empty_like()?];
         layer_norm::cuda::recompute(&x, [&gamma, &beta], [&mean, &rstd], &mut normed)?;
         linear::cuda::write_aside([&mut dw1, &mut db1], &w1, [&dpre_gelu, &normed])?;
         linear::cuda::backward_input(&dpre_gelu, &w1, dnormed.as_out("mlp", false)?)?;

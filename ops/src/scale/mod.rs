@@ -8,7 +8,7 @@
 
 pub mod cases;
 mod cpu;
-pub(crate) mod cuda;
+mod cuda;
 pub mod reference;
 
 use crate::give::give;
@@ -22,9 +22,8 @@ pub(crate) const SUMMARY: &str = "c·x for a constant c";
 
 /// `factor` times x.
 pub fn scale<'t>(x: &Var<'t>, factor: f64) -> Result<Var<'t>> {
-    let device = x.value().device();
-    let mut y = Tensor::empty_on(&device, x.shape(), x.dtype())?;
-    match device {
+    let mut y = x.value().empty_like()?;
+    match x.value().device() {
         Device::Cpu => match_float!(x.dtype(), "scale", T => cpu::scale::<T>(
             x.value().as_slice("scale")?,
             factor as T,

@@ -29,9 +29,8 @@ pub fn softmax<'t>(x: &Var<'t>) -> Result<Var<'t>> {
     let Some(&channels) = x.shape().last() else {
         return Err(Error::shape("softmax", "x (..., C)", x.shape()).into());
     };
-    let device = x.value().device();
-    let mut y = Tensor::empty_on(&device, x.shape().clone(), x.dtype())?;
-    match device {
+    let mut y = x.value().empty_like()?;
+    match x.value().device() {
         Device::Cpu => match_float!(x.dtype(), "softmax", T => {
             cpu::forward::<T>(x.value().as_slice("softmax")?, channels, y.as_mut_slice("softmax")?);
         }),

@@ -124,6 +124,13 @@ pub fn add_rows<T: Float>(rows: &[T], sum: &mut [T]) {
     }
 }
 
+/// out (C) = Σ x (R, C) over its rows, in a fixed order.
+pub fn sum_rows<T: Float>(x: &[T], out: Out<'_, T>) {
+    let width = out.data.len();
+    let rows = x.len().checked_div(width).unwrap_or(0);
+    sum_in_pieces(rows, width, width, out, |rows, sum| add_rows(&x[rows.start * width..rows.end * width], sum));
+}
+
 #[allow(clippy::undocumented_unsafe_blocks)] // clippy overlooks the comment, in a macro's argument
 fn add_chain<T: Float>(rows: &[T], sum: &mut [T]) {
     let width = sum.len();

@@ -32,7 +32,7 @@ pub static KERNELS: Module = Module {
 
 /// A contiguous copy of a view on a GPU.
 pub(crate) fn contiguous(view: &Tensor) -> Result<Tensor> {
-    let mut copy = Tensor::empty_on(&view.device(), view.shape().clone(), view.dtype())?;
+    let mut copy = view.empty_like()?;
     put(copy.as_out("contiguous", false)?, view)?;
     Ok(copy)
 }

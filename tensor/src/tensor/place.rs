@@ -108,13 +108,19 @@ impl Tensor {
         Ok(())
     }
 
+    /// A tensor of the same shape and type on the same device, with arbitrary contents. Errors: those of
+    /// [`Tensor::empty_on`].
+    pub fn empty_like(&self) -> Result<Tensor> {
+        Self::empty_on(&self.device(), self.shape.clone(), self.dtype)
+    }
+
     /// The same elements in a buffer of their own, contiguous, on the same device. Errors: [`Error::OutOfMemory`]
     /// where a GPU has no room, [`Error::Gpu`] from copying.
     pub fn duplicate(&self) -> Result<Tensor> {
         if !self.is_contiguous() {
             return self.contiguous();
         }
-        let mut copy = Self::empty_on(&self.device(), self.shape.clone(), self.dtype)?;
+        let mut copy = self.empty_like()?;
         match self.device() {
             Device::Cpu => copy.as_mut_bytes("duplicate")?.copy_from_slice(self.as_bytes("duplicate")?),
             Device::Cuda(gpu) => {

@@ -152,8 +152,7 @@ pub fn forward(
     let maps = [qkv.address("bra", gpu)?, out.address("bra", gpu)?];
     match Form::of(gpu, g, qkv.dtype(), scale, &maps) {
         Some(Form::Masked(masked)) => {
-            let like_out = || Tensor::empty_on(&out.device(), out.shape().clone(), out.dtype());
-            let mut attended = wanted.then(like_out).transpose()?;
+            let mut attended = wanted.then(|| out.empty_like()).transpose()?;
             masked.forward(g, [qkv, routes], scale, [out, lse], attended.as_mut())?;
             return Ok(attended);
         }
@@ -201,7 +200,7 @@ pub fn backward(g: Geometry, given: &Given<'_>, dqkv: &Out<'_>) -> Result<()> {
         // Nothing is kept for the masked form if the forward pass took another one.
         (Some(Form::Masked(_)) | None, _) => {
             let lists = invert(g, given.routes)?;
-            let mut delta = Tensor::empty_on(&given.qkv.device(), given.lse.shape().clone(), given.lse.dtype())?;
+            let mut delta = given.lse.empty_like()?;
             backward_queries(g, given, dqkv, &mut delta)?;
             backward_keys(g, given, [&lists[0], &lists[1], &delta], dqkv)
         }

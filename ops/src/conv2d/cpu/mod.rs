@@ -17,10 +17,8 @@ pub use forward::{forward, pack};
 pub use input::backward_input;
 pub use weight::backward_weight;
 
-use super::geometry::Geometry;
 use rayon::prelude::*;
-use tensor::cpu::parallel::{Out, add_rows, sum_in_pieces};
-use tensor::{Element, Float, Scratch};
+use tensor::{Element, Scratch};
 
 /// Pixels of the output per block, about.
 const PIXELS: usize = 256;
@@ -42,11 +40,4 @@ fn reorder<F: Element>(weight: &[F], [inputs, taps]: [usize; 2]) -> Scratch<F> {
         }
     });
     reordered
-}
-
-/// dbias (O) = Σ dy over the pixels.
-pub fn backward_bias<T: Float>(g: Geometry, dy: &[T], dbias: Out<'_, T>) {
-    sum_in_pieces(g.pixels(), g.outputs, g.outputs, dbias, |pixels, sum| {
-        add_rows(&dy[pixels.start * g.outputs..pixels.end * g.outputs], sum);
-    });
 }

@@ -69,7 +69,7 @@ pub fn forward(
         product.row(bias).into(out.part(start * g.outputs, (end - start) * g.outputs))?;
     }
     if gelu {
-        let before = std::mem::replace(y, Tensor::empty_on(&y.device(), y.shape().clone(), y.dtype())?);
+        let before = std::mem::replace(y, y.empty_like()?);
         gelu::cuda::forward(&before, y)?;
     }
     Ok(())
