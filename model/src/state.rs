@@ -79,9 +79,7 @@ impl RunningStatistics {
                     let [expected, actual] = [running, batch].map(|tensor| tensor.device().to_string());
                     return Err(tensor::Error::Device { op, expected, actual }.into());
                 }
-                if !running.is_unique() {
-                    return Err(tensor::Error::Shared { op }.into());
-                }
+                running.ensure_unique(op)?;
             }
         }
         Ok(())

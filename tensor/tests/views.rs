@@ -88,6 +88,8 @@ fn what_does_not_exist_is_refused() {
     let t = Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0], [2, 3]).unwrap();
     assert!(matches!(t.slice(2, 0..1), Err(Error::Axis { axis: 2, rank: 2, .. })));
     assert!(matches!(t.slice(1, 2..4), Err(Error::OutOfRange { index: 4, bound: 4, .. })));
+    let row = t.reshape([6]).unwrap();
+    assert!(matches!(row.transposed(), Err(Error::Axis { axis: 1, rank: 1, .. })));
     assert!(matches!(t.permute(&[0, 2]), Err(Error::Axis { axis: 2, rank: 2, .. })));
     for order in [&[0, 0][..], &[0], &[0, 1, 0]] {
         assert!(matches!(t.permute(order), Err(Error::Argument { .. })), "{order:?}");

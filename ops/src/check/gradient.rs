@@ -18,7 +18,7 @@ pub(super) fn upstream_of(value: &Tensor) -> Tensor {
 }
 
 /// Checks a case. Returns the exact gradients that its rule was compared with.
-pub(super) fn check(case: &Case, report: &mut Report) -> Result<Oracle> {
+pub(super) fn check<'a>(case: &'a Case, report: &mut Report) -> Result<Oracle<'a>> {
     let value = value(case, &case.inputs)?;
     let expected = case.reference(&case.arrays());
     if value.shape()[..] != expected.shape[..] {
@@ -29,7 +29,7 @@ pub(super) fn check(case: &Case, report: &mut Report) -> Result<Oracle> {
 
     let oracle = Oracle::new(case, upstream_of(&value))?;
     let weights = oracle.upstream.to_vec::<f64>()?;
-    let gradients = oracle.gradients(case, &oracle.upstream, |_| ())?;
+    let gradients = oracle.gradients(&oracle.upstream, |_| ())?;
     let (mut difference_error, mut dual_error) = (0.0, 0.0);
     for (input, (gradient, exact)) in gradients.iter().zip(&oracle.exact).enumerate() {
         let Some((elements, derivatives)) = exact else { continue };
@@ -81,14 +81,15 @@ fn at(gradient: Option<&Tensor>, elements: &[usize]) -> Result<Vec<f64>> {
 
 /// The exact gradients of a case with respect to a sample of each input's elements, to compare several backward rules
 /// with.
-pub(super) struct Oracle {
+pub(super) struct Oracle<'a> {
+    pub case: &'a Case,
     upstream: Tensor,
     /// Per input: which elements, and their derivatives. None of an index tensor.
     exact: Vec<Option<(Vec<usize>, Vec<f64>)>>,
 }
 
-impl Oracle {
-    fn new(case: &Case, upstream: Tensor) -> Result<Self> {
+impl<'a> Oracle<'a> {
+    fn new(case: &'a Case, upstream: Tensor) -> Result<Self> {
         let weights = upstream.to_vec::<f64>()?;
         let exact = |(input, tensor): (usize, &Tensor)| {
             (tensor.dtype() != DType::Index).then(|| {
@@ -97,7 +98,7 @@ impl Oracle {
                 (elements, derivatives)
             })
         };
-        Ok(Self { exact: case.inputs.iter().enumerate().map(exact).collect(), upstream })
+        Ok(Self { case, exact: case.inputs.iter().enumerate().map(exact).collect(), upstream })
     }
 
     /// The upstream gradient for which the exact gradients were computed.
@@ -105,9 +106,10 @@ impl Oracle {
         &self.upstream
     }
 
-    /// The gradients by a backward rule that is given `upstream`, and whose saved tensors `tamper` may corrupt.
-    pub fn gradients(&self, case: &Case, upstream: &Tensor, tamper: impl FnOnce(&Tape)) -> Result<Vec<Option<Tensor>>> {
-        backward_on(&Tape::new(), case, &case.inputs, upstream, tamper)
+    /// The gradients by the case's backward rules, which are given `upstream`, and whose saved tensors `tamper` may
+    /// corrupt.
+    pub fn gradients(&self, upstream: &Tensor, tamper: impl FnOnce(&Tape)) -> Result<Vec<Option<Tensor>>> {
+        backward_on(&Tape::new(), self.case, &self.case.inputs, upstream, tamper)
     }
 
     /// Whether these gradients agree with the exact ones.

@@ -189,9 +189,7 @@ fn transposed(tensor: &Tensor) -> Result<Option<Tensor>> {
     if tensor.rank() < 2 {
         return Ok(None);
     }
-    let mut order: Vec<usize> = (0..tensor.rank()).collect();
-    order.swap(tensor.rank() - 2, tensor.rank() - 1);
-    Ok(Some(tensor.permute(&order)?.contiguous()?.permute(&order)?))
+    Ok(Some(tensor.transposed()?.contiguous()?.transposed()?))
 }
 
 /// The same elements with gaps between the rows, if there is more than one row.

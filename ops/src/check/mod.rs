@@ -99,7 +99,7 @@ pub fn check(op: &Op) -> Report {
     if cases.is_empty() {
         report.failures.push(format!("{}: it has no cases, so that nothing was checked", op.name));
     }
-    let oracles: Vec<_> = cases.iter().map(|case| Some((case, check_but_mutants(case, &mut report)?))).collect();
+    let oracles: Vec<_> = cases.iter().map(|case| check_but_mutants(case, &mut report)).collect();
     // A case with an error might have been the one that catches a mutant.
     if let Some(oracles) = oracles.into_iter().collect::<Option<Vec<_>>>() {
         mutants::check(&oracles, &mut report);
@@ -113,7 +113,7 @@ pub fn check_case(case: &Case, report: &mut Report) {
 }
 
 /// As [`check_case`]. Returns the exact gradients, unless there is an error.
-fn check_but_mutants(case: &Case, report: &mut Report) -> Option<Oracle> {
+fn check_but_mutants<'a>(case: &'a Case, report: &mut Report) -> Option<Oracle<'a>> {
     report.cases += 1;
     let oracle = gradient::check(case, report).map_err(|error| report.fail(case, error)).ok();
     match single_error(case, DType::F32) {

@@ -8,7 +8,6 @@
 use super::Report;
 use super::gradient::Oracle;
 use super::laws::same_bits;
-use crate::case::Case;
 use autograd::Result;
 use tensor::{DType, Tensor};
 
@@ -56,23 +55,23 @@ enum Outcome {
     Survived,
 }
 
-pub(super) fn check(cases: &[(&Case, Oracle)], report: &mut Report) {
-    let arity = cases.iter().map(|(case, _)| case.inputs.len()).max().unwrap_or(0);
+pub(super) fn check(oracles: &[Oracle<'_>], report: &mut Report) {
+    let arity = oracles.iter().map(|oracle| oracle.case.inputs.len()).max().unwrap_or(0);
     // The maximum number of nodes, and of saved tensors of each node, over all cases.
     let mut saved: Vec<usize> = vec![];
-    for (case, oracle) in cases {
-        match saved_per_node(case, oracle) {
+    for oracle in oracles {
+        match saved_per_node(oracle) {
             Ok(counts) => {
                 saved.resize(saved.len().max(counts.len()), 0);
                 saved.iter_mut().zip(counts).for_each(|(most, count)| *most = count.max(*most));
             }
-            Err(error) => return report.fail(case, error),
+            Err(error) => return report.fail(oracle.case, error),
         }
     }
     for mutant in all(arity, &saved) {
         let (mut changed, mut caught) = (false, false);
-        for (case, oracle) in cases {
-            match run(mutant, case, oracle) {
+        for oracle in oracles {
+            match run(mutant, oracle) {
                 Ok(Outcome::Unchanged) => {}
                 Ok(Outcome::Survived) => changed = true,
                 // A rule that refuses spoilt data has noticed it as well.
@@ -107,21 +106,21 @@ fn all(arity: usize, saved: &[usize]) -> Vec<Mutant> {
 }
 
 /// How many tensors each node of a case saves.
-fn saved_per_node(case: &Case, oracle: &Oracle) -> Result<Vec<usize>> {
+fn saved_per_node(oracle: &Oracle<'_>) -> Result<Vec<usize>> {
     let mut counts = vec![];
-    oracle.gradients(case, oracle.upstream(), |tape| {
+    oracle.gradients(oracle.upstream(), |tape| {
         counts = tape.nodes().iter().map(|node| node.saved().len()).collect::<Vec<_>>()
     })?;
     Ok(counts)
 }
 
-fn run(mutant: Mutant, case: &Case, oracle: &Oracle) -> Result<Outcome> {
+fn run(mutant: Mutant, oracle: &Oracle<'_>) -> Result<Outcome> {
     let mut changed = false;
     let mut upstream = oracle.upstream().clone();
     if let Mutant::Upstream { breakage } = mutant {
         changed = spoil(&mut upstream, BREAKAGES[breakage].1);
     }
-    let mut gradients = oracle.gradients(case, &upstream, |tape| match mutant {
+    let mut gradients = oracle.gradients(&upstream, |tape| match mutant {
         Mutant::Saved { node, tensor, breakage } => tape.tamper(node, |mut saved| {
             if let Some(saved) = saved.get_mut(tensor) {
                 changed = spoil(saved, BREAKAGES[breakage].1);
@@ -156,7 +155,7 @@ fn run(mutant: Mutant, case: &Case, oracle: &Oracle) -> Result<Outcome> {
     // notice the other breakages either.)
     let even = changed
         && matches!(mutant, Mutant::Saved { breakage, .. } if BREAKAGES[breakage].0 == WRONG_SIGN)
-        && same_bits(&gradients, &oracle.gradients(case, oracle.upstream(), |_| {})?);
+        && same_bits(&gradients, &oracle.gradients(oracle.upstream(), |_| {})?);
     if !changed || even {
         return Ok(Outcome::Unchanged);
     }

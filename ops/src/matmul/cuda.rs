@@ -10,16 +10,8 @@ pub fn forward(a: &Tensor, b: &Tensor, y: &mut Tensor) -> Result<()> {
 
 /// da = dy·bᵀ and db = aᵀ·dy.
 pub fn backward(dy: &Tensor, a: &Tensor, b: &Tensor, [da, db]: [Option<Out<'_>>; 2]) -> Result<()> {
-    da.map_or(Ok(()), |da| products(dy, &transposed(b)?, da))?;
-    db.map_or(Ok(()), |db| products(&transposed(a)?, dy, db))
-}
-
-/// The transposes of the matrices in the last two axes of a tensor, which share its elements.
-fn transposed(tensor: &Tensor) -> Result<Tensor> {
-    let mut order: Vec<usize> = (0..tensor.rank()).collect();
-    let last = order.len() - 1;
-    order.swap(last - 1, last);
-    tensor.permute(&order)
+    da.map_or(Ok(()), |da| products(dy, &b.transposed()?, da))?;
+    db.map_or(Ok(()), |db| products(&a.transposed()?, dy, db))
 }
 
 /// out[i] = a[i]·b[i] for views with equally many matrices. A view is copied unless its matrices, or their transposes,
@@ -28,7 +20,7 @@ fn products(a: &Tensor, b: &Tensor, out: Out<'_>) -> Result<()> {
     let (m, n) = (a.shape()[a.rank() - 2], b.shape()[b.rank() - 1]);
     let (batch, k) = (a.shape()[..a.rank() - 2].iter().product(), a.shape()[a.rank() - 1]);
     let stored = |view: &Tensor| {
-        let transpose = transposed(view)?;
+        let transpose = view.transposed()?;
         let lies = transpose.is_contiguous() && !view.is_contiguous();
         Ok((if lies { transpose } else { view.contiguous()? }, lies))
     };

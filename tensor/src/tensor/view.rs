@@ -23,6 +23,14 @@ impl Tensor {
         Ok(self.view(shape, strides, self.offset))
     }
 
+    /// The last two axes exchanged, each matrix transposed. Errors: [`Error::Axis`] for a tensor without two.
+    pub fn transposed(&self) -> Result<Tensor> {
+        self.shape.ensure_axis("transposed", 1)?;
+        let mut order: Vec<usize> = (0..self.rank()).collect();
+        order[self.rank() - 2..].reverse();
+        self.permute(&order)
+    }
+
     /// The axes in another order: axis `i` of the result is axis `order[i]` of this tensor. Errors: [`Error::Axis`] for
     /// an axis that it does not have, [`Error::Argument`] unless each is named once.
     pub fn permute(&self, order: &[usize]) -> Result<Tensor> {

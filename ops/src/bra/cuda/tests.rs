@@ -117,6 +117,13 @@ fn every_form_agrees_with_the_cpu() {
     }
 }
 
+/// Routes (N, P, k) from each region to itself and those after it.
+fn following_regions(g: Geometry) -> Tensor {
+    let regions = g.regions.count();
+    let routes = (0..g.images * regions * g.topk).map(|i| ((i / g.topk + i % g.topk) % regions) as u32);
+    Tensor::from_slice(&routes.collect::<Vec<_>>(), [g.images, regions, g.topk]).unwrap()
+}
+
 /// Rows whose largest scores are usual, and rows of the same tile for which exponentials of unshifted ones would overflow, or
 /// all vanish; values that a weight above one would carry to infinity, and tiny ones.
 #[test]
@@ -127,9 +134,7 @@ fn masked_attention_holds_for_scores_of_any_size() {
     for dim in [24, 32] {
         let g = geometries(dim).remove(0);
         let scale = 0.2;
-        let regions = g.regions.count();
-        let routes = (0..g.images * regions * g.topk).map(|i| ((i / g.topk + i % g.topk) % regions) as u32);
-        let routes = Tensor::from_slice(&routes.collect::<Vec<_>>(), [g.images, regions, g.topk]).unwrap();
+        let routes = following_regions(g);
         for [shift, spread, size] in [
             [0.0, 1.0, 1.0],
             [12.0, 1.0, far(110)],
@@ -186,11 +191,7 @@ fn maps_that_begin_between_packs_and_negative_scales_are_left_to_the_kernels_for
     let Some(gpu) = Gpu::for_tests(11) else { return };
     let device = Device::Cuda(Arc::clone(&gpu));
     let g = geometries(32).remove(0);
-    // Each region's routes are the region itself and those after it.
-    let routes =
-        (0..g.images * g.regions.count() * g.topk).map(|i| ((i / g.topk + i % g.topk) % g.regions.count()) as u32);
-    let routes = Tensor::from_slice(&routes.collect::<Vec<_>>(), [g.images, g.regions.count(), g.topk]).unwrap();
-    let routes = routes.to_device(&device).unwrap();
+    let routes = following_regions(g).to_device(&device).unwrap();
     let [all, of_out] = [g.row(), g.v_dim].map(|channels| g.shape(channels));
     // The same numbers, starting `after` elements into an allocation.
     let map = |shape: [usize; 4], after: usize, stream| {
