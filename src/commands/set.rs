@@ -60,18 +60,29 @@ pub fn changed(config: &ModelConfig, set: &[String]) -> Result<ModelConfig> {
 
 /// Rewords an error about a model's field as one about `--set`.
 fn as_set(error: model::Error) -> anyhow::Error {
-    match error {
+    match &error {
         model::Error::Override { .. } => anyhow!("--set {error}"),
-        model::Error::UnknownField { key, .. } if RunConfig::has_field(&key) => {
-            let option = key.replace('_', "-");
-            let elsewhere = match &commands_with(&option)[..] {
-                _ if is_of_images(&key) => "train, eval and predict take it".to_owned(),
-                [] => format!("train alone takes it, as {key}=.."),
-                commands => format!("train takes it, as {key}=..; --{option} is an option of {}", commands.join(", ")),
-            };
-            anyhow!("--set {key}: a field of training runs, not of a model; {elsewhere}")
-        }
-        other => other.into(),
+        model::Error::UnknownField { key, .. } => match field_of_run(key) {
+            Some(field) => anyhow!("--set {key}: a field of training runs, not of a model; {}", takers(key, &field)),
+            None => error.into(),
+        },
+        _ => error.into(),
+    }
+}
+
+/// The field of a run, dotted, that goes by this name, perhaps without its section or in other trainers.
+fn field_of_run(key: &str) -> Option<String> {
+    let named = RunConfig::has_field(key).then(|| key.to_owned());
+    named.or_else(|| RunConfig::elsewhere(key).filter(|field| RunConfig::has_field(field)))
+}
+
+/// Which commands take a field of a run, that was called `key`, and how.
+fn takers(key: &str, field: &str) -> String {
+    let option = key.replace('_', "-");
+    match &commands_with(&option)[..] {
+        _ if is_of_images(field) => format!("train, eval and predict take it, as {field}=.."),
+        [] => format!("train alone takes it, as {field}=.."),
+        commands => format!("train takes it, as {field}=..; --{option} is an option of {}", commands.join(", ")),
     }
 }
 
@@ -102,16 +113,18 @@ pub fn fields(set: &[String]) -> Result<Option<Value>> {
 /// A field of a run, given as `key=value` with a dotted key, as a table of a TOML file.
 pub fn run_field(entry: &str) -> Result<Table> {
     let (key, value) = entry.split_once('=').with_context(|| format!("--set {entry}: expected key=value"))?;
+    let is_text = RunConfig::is_text(key);
     // It would be taken for a text.
-    if value.trim().parse::<i64>().is_err_and(|error| *error.kind() == IntErrorKind::PosOverflow) {
+    if !is_text && value.trim().parse::<i64>().is_err_and(|error| *error.kind() == IntErrorKind::PosOverflow) {
         bail!("--set {entry}: whole numbers go up to {}", i64::MAX);
     }
     let line = |value: &str| format!("{} = {value}", key.trim()).parse().ok().filter(is_one_field);
     // Strings need no quotes here, since a shell would remove them, and lists need no brackets.
     let text = |value: &str| Value::from(value.trim()).to_string();
+    let quoted = |value: &str| value.trim_start().starts_with(['"', '\'']);
     let scalar = |value: &str| match bare_number(value) {
-        _ if line(value).is_some() => value.to_owned(),
-        Some(number) if !RunConfig::is_text(key) => format!("{number:?}"),
+        _ if line(value).is_some() && (!is_text || quoted(value)) => value.to_owned(),
+        Some(number) if !is_text => format!("{number:?}"),
         _ => text(value),
     };
     let bare_list = RunConfig::is_list(key) && !value.trim_start().starts_with('[');
@@ -150,6 +163,12 @@ mod tests {
             ("preprocessing.mean=.1,1.,+.5", "preprocessing.mean = [0.1, 1.0, 0.5]"),
             ("data=01", r#"data = "01""#),
             ("data=.5", r#"data = ".5""#),
+            ("data=1e5", r#"data = "1e5""#),
+            ("data=9223372036854775808", r#"data = "9223372036854775808""#),
+            ("data='1'", r#"data = "1""#),
+            ("out=2024-05-01", r#"out = "2024-05-01""#),
+            ("out=true", r#"out = "true""#),
+            ("out=[1]", r#"out = "[1]""#),
             ("seed=007", r#"seed = "007""#),
             ("epochs=3", "epochs = 3"),
             ("epochs=3\nseed=5", r#"epochs = "3\nseed=5""#), // no other field

@@ -101,7 +101,7 @@ impl DataFacts {
         };
         bail!(
             "data {source}: {others}; go on with those that the run began with (--data), or anew from what it has learned \
-             (--weights RUN --out NEW)"
+             (--weights RUN --data DATA --out NEW)"
         );
     }
 
@@ -131,7 +131,7 @@ impl DataFacts {
         };
         bail!(
             "data {source}: other classes than the model was trained on ({what}); name data with those classes, or begin anew from \
-             what it has learned (--weights RUN --out NEW)"
+             what it has learned (--weights RUN --data DATA --out NEW)"
         );
     }
 }

@@ -9,7 +9,7 @@ use super::learner::Learner;
 use super::trained::Described;
 use super::{Trainer, ensure_room};
 use crate::config::{Changes, RunConfig};
-use crate::paths::rooted;
+use crate::paths::{quoted, rooted};
 use crate::printing::tell;
 use crate::threads::pool;
 use anyhow::{Result, bail};
@@ -97,13 +97,13 @@ impl Trainer {
             // The changes hold from now on, even if the run ends before its first step.
             trainer.save()?;
         }
+        trainer.folder.write_config(trainer.learner.config())?;
         if trainer.progress.batch == 0 {
             // In case the run was killed before it could do this.
             trainer.folder.keep_best(&trainer.progress)?;
         }
         trainer.folder.note_lost(&trainer.progress);
         trainer.note_resumed(checkpoint)?;
-        trainer.folder.write_config(trainer.learner.config())?;
         Ok(trainer)
     }
 
@@ -128,12 +128,15 @@ impl Trainer {
             let step = (epoch * steps) as u64;
             let [last, next] = [then.schedule(steps)?.lr(step.saturating_sub(1)), now.schedule(steps)?.lr(step)];
             if next > 2.0 * last {
+                let [weights, data] = [self.folder.argument(), quoted(&now.data)];
+                let anew = format!(
+                    "; for a few epochs at a low one: --weights {weights} --data {data} --lr {last:.1e} --out NEW"
+                );
                 tell!(
                     io::stderr(),
-                    "note: as in a run of {} epochs, the learning rate goes on at {next:.1e}, from {last:.1e}; for a few epochs at a low \
-                     one: --weights {} --lr {last:.1e} --out NEW",
+                    "note: as in a run of {} epochs, the learning rate goes on at {next:.1e}, from {last:.1e}{}",
                     now.epochs,
-                    self.folder.argument()
+                    if last > 0.0 { &anew } else { "" }
                 );
             }
         }

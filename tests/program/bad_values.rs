@@ -157,6 +157,8 @@ fn words_and_names() {
         ("info --set clip_norm=3", "--set clip_norm: a field of training runs, not of a model; train alone takes it"),
         ("info --set image_size=64", "--image-size is an option of eval, predict, gradcheck, info, bench"),
         ("info --set preprocessing.eval_crop=1", "train, eval and predict take it"),
+        ("info --set eval_crop=1", "train, eval and predict take it, as preprocessing.eval_crop=.."),
+        ("info --set lr=1", "train alone takes it, as schedule.peak=.."),
         ("bench --precision tf32", "--precision tf32 needs a GPU"),
         ("bench --steps few", "expected a whole number from 0 to 4294967295"),
         ("shrink --data a --output b --side 0", "expected a whole number from 1 to 4096"),

@@ -73,7 +73,7 @@ fn check_names_them_all_and_a_run_says_so() {
     broken.iter().for_each(|name| fs::remove_file(data.join(name)).unwrap());
     assert!(check().ok().out.ends_with("0 of 24 images cannot be read.\n"));
     let resume = ["train", "--resume", "--out", text(&run)];
-    biformer(&resume).refused(&["18 training images, the run began with 20", "--weights RUN --out NEW"]);
+    biformer(&resume).refused(&["18 training images, the run began with 20", "--weights RUN --data DATA --out NEW"]);
     // To evaluate on, these suffice.
     fs::remove_dir_all(data.join("train")).unwrap();
     assert!(check().ok().out.starts_with("class      val\ndark         2\nlight        4\n"));
@@ -220,7 +220,7 @@ fn a_run_goes_on_with_the_images_that_it_began_with() {
     fs::write(data.join("val/dark/0.png"), "no picture").unwrap();
     let (config, run) = (samples::config(&folder, "image_size = 32"), folder.join("run"));
     let train = ["train", "--config", text(&config), "--data", text(&data), "--out", text(&run), "--batch-size", "5"];
-    biformer(&[&train[..], &["--epochs", "1", "--set", "max_bad_images=1"]].concat()).ok();
+    biformer(&[&train[..], &["--epochs", "1", "--set", "max_bad_images=1", "schedule.warmup_epochs=0"]].concat()).ok();
     let resume = ["train", "--resume", "--out", text(&run), "--epochs", "2"];
     let rename = |from: &str, to: &str| fs::rename(data.join(from), data.join(to)).unwrap();
     for (from, to, others) in [
@@ -232,7 +232,7 @@ fn a_run_goes_on_with_the_images_that_it_began_with() {
         ("val", "test", "on the images in test/, the run began with those in val/"),
     ] {
         rename(from, to);
-        biformer(&resume).refused(&[others, "the run began with (--data)", "--weights RUN --out NEW"]);
+        biformer(&resume).refused(&[others, "the run began with (--data)", "--weights RUN --data DATA --out NEW"]);
         if from == "val" {
             let said = biformer(&["eval", "--checkpoint", text(&run), "--max-bad-images", "1"]).ok().err;
             assert!(
@@ -245,7 +245,10 @@ fn a_run_goes_on_with_the_images_that_it_began_with() {
     // In another place they are the same.
     let moved = folder.join("moved");
     fs::rename(&data, &moved).unwrap();
-    biformer(&[&resume[..], &["--data", text(&moved)]].concat()).ok();
+    let said = biformer(&[&resume[..], &["--data", text(&moved)]].concat()).ok().err;
+    // A run from its weights would be one on the built-in images, unless told otherwise.
+    let anew = format!("for a few epochs at a low one: --weights {} --data {} --lr ", text(&run), text(&moved));
+    assert!(said.contains("the learning rate goes on at") && said.contains(&anew), "{said}");
 }
 
 #[test]
