@@ -312,4 +312,19 @@ mod tests {
             assert_uniform("left", drawn().map(|window| place(window.left, window.width)).collect(), 0.0, 1.0);
         }
     }
+
+    #[test]
+    fn a_long_image_is_cropped_to_the_middle_in_the_nearest_shape() {
+        for (sides, [top, left, height, width]) in [
+            ([3, 300], [0, 148, 3, 4]),
+            ([300, 3], [148, 0, 4, 3]),
+            ([60, 1000], [0, 460, 60, 80]),
+            ([1000, 60], [460, 0, 80, 60]),
+            ([1, 100], [0, 49, 1, 1]),
+            ([100, 1], [49, 0, 1, 1]),
+        ] {
+            let window = random_crop(sides, 1.0, &mut Philox::new(3, 0).sequence());
+            assert_eq!(window, Window { top, left, height, width }, "{sides:?}");
+        }
+    }
 }
