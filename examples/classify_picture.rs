@@ -25,7 +25,7 @@ pub fn main() -> Result<()> {
 
 /// The classes that a model knows, with the probability of each, the likeliest first.
 pub fn classify(weights: &Path, picture: &Path) -> Result<Vec<(String, f32)>> {
-    let Stored::Described(described) = Stored::read(weights)? else {
+    let Stored::Described(described, _) = Stored::read(weights)? else {
         bail!("{}: only a state_dict, without class names; give a run folder or an export", weights.display());
     };
     let trained = described.into_model()?;

@@ -2,9 +2,9 @@
 
 use crate::elements::{put_all, stored};
 use crate::error::{Error, Result};
-use crate::header::{CHECKSUM, Header, METADATA, damaged, in_order, written};
+use crate::header::{CHECKSUM, Header, METADATA, Summing, damaged, in_order, written};
 use crate::pth;
-use crate::reading::{ensure_free, first_bytes, io, open_regular};
+use crate::reading::{ensure_free, io, open_regular};
 use crate::safely::write_with;
 use crc32fast::Hasher;
 use serde_json::json;
@@ -52,9 +52,8 @@ impl TensorFile {
         // Opened once: at any moment another file may be renamed to this path, as a run's next checkpoint is.
         let mut file = open_regular(path)?;
         let shown = path.display().to_string();
-        // Another kind of file may be larger than the memory.
-        let beginning = first_bytes(&mut file, pth::MAGIC.len() as u64).map_err(|cause| io(path, cause))?;
-        if beginning == pth::MAGIC {
+        let mut beginning = [0; pth::MAGIC.len()];
+        if file.read_exact(&mut beginning).is_ok() && beginning == *pth::MAGIC {
             return pth::read(file, path);
         }
         let length = file.metadata().map_err(|cause| io(path, cause))?.len();
@@ -145,10 +144,10 @@ impl TensorFile {
         if !metadata.is_empty() {
             header.insert(METADATA.into(), json!(metadata));
         }
-        let mut summed = Hasher::new();
-        summed.update(&in_order(header.clone().into()));
-        put_all(&tensors, &mut Summing(&mut summed)).map_err(|cause| io(Path::new("memory"), cause))?;
-        metadata.insert(CHECKSUM.into(), written(summed));
+        let mut summed = Summing { of: std::io::sink(), sum: Hasher::new() };
+        summed.sum.update(&in_order(header.clone().into()));
+        put_all(&tensors, &mut summed).map_err(|cause| io(Path::new("memory"), cause))?;
+        metadata.insert(CHECKSUM.into(), written(summed.sum));
         header.insert(METADATA.into(), json!(metadata));
         let mut header = in_order(header.into());
         header.resize(header.len().next_multiple_of(8), b' ');
@@ -167,20 +166,6 @@ impl Encoded {
         out.write_all(&(self.header.len() as u64).to_le_bytes())?;
         out.write_all(&self.header)?;
         put_all(&self.tensors, out)
-    }
-}
-
-/// A writer that adds what is written to it to a checksum.
-struct Summing<'h>(&'h mut Hasher);
-
-impl Write for Summing<'_> {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.update(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
     }
 }
 

@@ -9,7 +9,7 @@ use safetensors::tensor::Metadata;
 use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Display;
-use std::io::{Read, Seek, SeekFrom};
+use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::Path;
 use tensor::Tensor;
 
@@ -163,17 +163,29 @@ pub fn written(sum: Hasher) -> String {
     format!("{:08x}", sum.finalize())
 }
 
-/// A source that adds what is read from it to a checksum.
-struct Summing<'s, S> {
-    of: &'s mut S,
-    sum: Hasher,
+/// A source or target that adds what is read from it, or written to it, to a checksum.
+pub struct Summing<S> {
+    pub of: S,
+    pub sum: Hasher,
 }
 
-impl<S: Read> Read for Summing<'_, S> {
+impl<S: Read> Read for Summing<S> {
     fn read(&mut self, bytes: &mut [u8]) -> std::io::Result<usize> {
         let read = self.of.read(bytes)?;
         self.sum.update(&bytes[..read]);
         Ok(read)
+    }
+}
+
+impl<S: Write> Write for Summing<S> {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        let written = self.of.write(bytes)?;
+        self.sum.update(&bytes[..written]);
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.of.flush()
     }
 }
 

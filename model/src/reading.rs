@@ -2,9 +2,8 @@
 
 use crate::error::{Error, Result};
 use std::fs::{self, File};
-use std::io::{Read, Seek};
 use std::path::Path;
-use tensor::memory::{free_bytes, reserve};
+use tensor::memory::free_bytes;
 
 /// Refuses to read what takes more memory than there is, if that is known.
 pub(crate) fn ensure_free(path: &Path, needed: u64) -> Result<()> {
@@ -27,16 +26,6 @@ pub(crate) fn open_regular(path: &Path) -> Result<File> {
         false => Err(std::io::Error::other(NOT_REGULAR)),
     });
     file.map_err(|cause| io(path, cause))
-}
-
-/// The first bytes of a file, at most so many.
-pub(crate) fn first_bytes(file: &mut File, most: u64) -> std::io::Result<Vec<u8>> {
-    file.rewind()?;
-    let length = file.metadata()?.len().min(most);
-    let mut bytes = Vec::new();
-    reserve(&mut bytes, usize::try_from(length).unwrap_or(usize::MAX))?;
-    file.take(most).read_to_end(&mut bytes)?;
-    Ok(bytes)
 }
 
 pub(crate) const NOT_REGULAR: &str = "it is there, but not as a regular file; name another path";

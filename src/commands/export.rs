@@ -29,7 +29,7 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
         let stored = Stored::read(&arguments.checkpoint)?;
         stored.note_better(&arguments.checkpoint, "--checkpoint");
         let mut weights = match stored {
-            Stored::Described(described) => described.into_model()?.export()?,
+            Stored::Described(described, _) => described.into_model()?.export()?,
             Stored::Alone(file) => TensorFile { metadata: Default::default(), ..file },
         };
         sign(&mut weights, EXPORT);

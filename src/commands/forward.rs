@@ -1,7 +1,7 @@
 //! `biformer forward`.
 
 use super::Status;
-use super::options::{Threads, model_names};
+use super::options::{Threads, ensure_model, model_names};
 use super::output::{FORWARD, GRADIENT, Kind, ensure_output, sign};
 use super::set::{assignment, changed};
 use crate::config::{DEFAULT_MODEL, Recompute, RunConfig};
@@ -69,8 +69,11 @@ enum Dtype {
 }
 
 pub fn run(arguments: &Arguments) -> Result<Status> {
-    arguments.threads.run(|| compute(arguments))?;
-    Ok(Status::Done)
+    arguments.threads.run(|| {
+        ensure_output("--output", &arguments.output, Kind::Tensors)?;
+        compute(arguments)?;
+        Ok(Status::Done)
+    })
 }
 
 fn compute(arguments: &Arguments) -> Result<()> {
@@ -85,7 +88,6 @@ fn compute(arguments: &Arguments) -> Result<()> {
     let input = images_of(&given, &arguments.input, dtype)?;
     let labels =
         arguments.gradients.then(|| labels_of(&given, &arguments.input, input.shape()[0], &config)).transpose()?;
-    ensure_output("--output", &arguments.output, Kind::Tensors)?;
     ensure_room(arguments, &config, &input)?;
     model.place(&device, if precision == Precision::Bf16 { DType::Bf16 } else { dtype })?;
     let images = input.permute(&[0, 2, 3, 1])?;
@@ -140,12 +142,12 @@ fn model(arguments: &Arguments, dtype: DType) -> Result<(BiFormer, ModelConfig)>
     stored.note_better(&arguments.checkpoint, "--checkpoint");
     let known = stored.described().map(|(config, _)| config.clone());
     let file = stored.into_weights()?;
-    let config = match (&arguments.model, known) {
-        (Some(name), Some(known)) if *name != known.model => {
-            bail!("--model: {weights} knows its model, {}; leave it out", known.model)
+    let config = match (known, &arguments.model) {
+        (Some(known), asked) => {
+            ensure_model(asked.as_deref(), &known, &weights)?;
+            known.architecture
         }
-        (_, Some(known)) => known.architecture,
-        (Some(name), None) => config_of(&file, name)?.architecture,
+        (None, Some(name)) => config_of(&file, name)?.architecture,
         (None, None) => config_of(&file, name_or_default(&file)?)?.architecture,
     };
     let mut config = changed(&config, &arguments.set)?;

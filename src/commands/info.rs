@@ -59,10 +59,8 @@ fn asked(arguments: &Arguments) -> Result<(RunConfig, Option<Begun>)> {
         let run = RunConfig::for_model(&arguments.model.model)?;
         return Ok((RunConfig { architecture: arguments.model.config()?, ..run }, None));
     };
-    let stored = Stored::read(path)?;
-    let progress = stored.progress();
-    let described = match stored {
-        Stored::Described(described) => described,
+    let (described, progress) = match Stored::read(path)? {
+        Stored::Described(described, progress) => (described, progress),
         Stored::Alone(file) => {
             let mut run = config_of(&file, name_of(&file, path, "")?)?;
             run.architecture = arguments.model.changed(run.architecture)?;
@@ -70,7 +68,7 @@ fn asked(arguments: &Arguments) -> Result<(RunConfig, Option<Begun>)> {
         }
     };
     let (config, data) = (described.config, described.data);
-    let both = progress.as_ref().and_then(|progress| progress.last_and_best());
+    let both = progress.as_ref().and_then(Progress::last_and_best);
     let (last, best) = both.map(<(_, _)>::from).unzip();
     let mut run = RunConfig { device: DeviceName::Cpu, ..config.clone() };
     if run.precision == Precision::Tf32 {

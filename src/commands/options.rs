@@ -1,7 +1,7 @@
 //! Options that several commands take.
 
 use super::set::{Assignments, assignment, changed, fields, is_of_images, run_field};
-use crate::config::{Changes, DEFAULT_MODEL, MAX_COUNT, merge};
+use crate::config::{Changes, DEFAULT_MODEL, MAX_COUNT, RunConfig, merge};
 use crate::paths::read_text;
 use crate::printing::tell;
 use crate::threads::{MAX_THREADS, pool};
@@ -166,14 +166,10 @@ impl Trained {
         let stored = Stored::read(&self.checkpoint)?;
         stored.note_better(&self.checkpoint, "--checkpoint");
         match (stored, &self.model) {
-            (Stored::Described(mut described), model)
-                if model.as_ref().is_none_or(|model| *model == described.config.model) =>
-            {
+            (Stored::Described(mut described, _), asked) => {
+                ensure_model(asked.as_deref(), &described.config, &shown)?;
                 described.config = described.config.of_trained(changes)?;
                 described.into_model()
-            }
-            (Stored::Described(described), _) => {
-                bail!("--model: {shown} knows its model, {}; leave it out", described.config.model)
             }
             (Stored::Alone(file), asked) => {
                 let way_out = format!(
@@ -187,6 +183,16 @@ impl Trained {
                 TrainedModel::of_weights(file, &shown.to_string(), model, changes)
             }
         }
+    }
+}
+
+/// Refuses another model than that of the run that weights are from.
+pub(super) fn ensure_model(asked: Option<&str>, known: &RunConfig, weights: impl fmt::Display) -> Result<()> {
+    match asked {
+        Some(asked) if asked != known.model => {
+            bail!("--model: {weights} knows its model, {}; leave it out", known.model)
+        }
+        _ => Ok(()),
     }
 }
 

@@ -72,8 +72,8 @@ fn as_set(error: model::Error) -> anyhow::Error {
 
 /// The field of a run, dotted, that goes by this name, perhaps without its section or in other trainers.
 fn field_of_run(key: &str) -> Option<String> {
-    let named = RunConfig::has_field(key).then(|| key.to_owned());
-    named.or_else(|| RunConfig::elsewhere(key).filter(|field| RunConfig::has_field(field)))
+    let is_of_run = |field: &String| RunConfig::default_of(field).is_some();
+    Some(key.to_owned()).filter(is_of_run).or_else(|| RunConfig::elsewhere(key).filter(is_of_run))
 }
 
 /// Which commands take a field of a run, that was called `key`, and how.
@@ -113,7 +113,8 @@ pub fn fields(set: &[String]) -> Result<Option<Value>> {
 /// A field of a run, given as `key=value` with a dotted key, as a table of a TOML file.
 pub fn run_field(entry: &str) -> Result<Table> {
     let (key, value) = entry.split_once('=').with_context(|| format!("--set {entry}: expected key=value"))?;
-    let is_text = RunConfig::is_text(key);
+    let usual = RunConfig::default_of(key);
+    let [is_text, is_list] = [Value::is_str, Value::is_array].map(|is| usual.as_ref().is_some_and(is));
     // It would be taken for a text.
     if !is_text && value.trim().parse::<i64>().is_err_and(|error| *error.kind() == IntErrorKind::PosOverflow) {
         bail!("--set {entry}: whole numbers go up to {}", i64::MAX);
@@ -127,7 +128,7 @@ pub fn run_field(entry: &str) -> Result<Table> {
         Some(number) if !is_text => format!("{number:?}"),
         _ => text(value),
     };
-    let bare_list = RunConfig::is_list(key) && !value.trim_start().starts_with('[');
+    let bare_list = is_list && !value.trim_start().starts_with('[');
     let entries: Vec<&str> = if value.trim().is_empty() { vec![] } else { value.split(',').collect() };
     if bare_list && entries.iter().any(|entry| entry.trim().is_empty()) {
         bail!("--set {entry}: an entry is empty: two commas in a row, or one at an end");

@@ -114,7 +114,8 @@ impl Arguments {
         let given = flags.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?)));
         let mut given: Table = given.collect();
         let key = |entry: &String| entry.split('=').next().unwrap_or(entry).to_owned();
-        let Assignments { of_run, of_model } = Assignments::new(&self.set, RunConfig::has_field)?;
+        let Assignments { of_run, of_model } =
+            Assignments::new(&self.set, |name| RunConfig::default_of(name).is_some())?;
         if let Some(unknown) = of_model.iter().find_map(|entry| RunConfig::unknown_field(&key(entry))) {
             bail!("--set: {unknown}");
         }
@@ -181,7 +182,7 @@ fn train(trainer: &mut Trainer, stop: &AtomicBool, goes_on: bool) -> Result<Stat
         // A killed run may not have got as far as drawing the pictures.
         when_it_runs_out(undrawn);
         trainer.draw()?;
-        let epochs = trainer.epochs();
+        let epochs = trainer.config().epochs;
         say!("{folder}: this run is done, after {epochs} epoch{}.", plural(epochs));
         say!("Train it further with: biformer train --resume --out {argument} --epochs N");
         return Ok(ended(stop));

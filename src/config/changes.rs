@@ -179,36 +179,3 @@ fn overlay(base: &mut Table, changes: &Table, path: &str) -> Result<()> {
     }
     Ok(())
 }
-
-/// The first subnormal number in a table, if there is one, with its dotted name: in computations, subnormals are
-/// flushed to 0.
-pub fn subnormal(table: &Table) -> Option<(String, f64)> {
-    table.iter().find_map(|(key, value)| match value {
-        Value::Float(number) if number.is_subnormal() => Some((key.clone(), *number)),
-        Value::Table(inner) => subnormal(inner).map(|(name, number)| (format!("{key}.{name}"), number)),
-        _ => None,
-    })
-}
-
-/// The fields in which two tables differ: the dotted name, and the values in `here` and in `there`.
-pub fn differences(here: &Table, there: &Table) -> Vec<(String, String, String)> {
-    let mut found = vec![];
-    for (key, here) in here {
-        match (here, there.get(key)) {
-            (Value::Table(here), Some(Value::Table(there))) => {
-                let inner = differences(here, there).into_iter();
-                found.extend(inner.map(|(name, here, there)| (format!("{key}.{name}"), here, there)));
-            }
-            (here, Some(there)) if here == there => {}
-            (here, there) => {
-                let show = |value: &Value| match value {
-                    // As 1e-300, not with all its zeros.
-                    Value::Float(number) => format!("{number:?}"),
-                    other => one_line(&other.to_string()),
-                };
-                found.push((key.clone(), show(here), there.map_or_else(String::new, show)));
-            }
-        }
-    }
-    found
-}

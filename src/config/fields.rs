@@ -2,7 +2,9 @@
 
 use super::RunConfig;
 use super::changes::DEFAULT_MODEL;
+use crate::printing::one_line;
 use model::{FIELDS, did_you_mean, field_name, nearest};
+use std::collections::HashMap;
 use toml::{Table, Value};
 
 /// What other trainers call some of them.
@@ -15,19 +17,10 @@ const ALIASES: [(&str, &str); 5] = [
 ];
 
 impl RunConfig {
-    /// Whether there is a field of this name, dotted (`optimizer.eps`); those of the model not counted.
-    pub fn has_field(name: &str) -> bool {
-        usual(name).is_some()
-    }
-
-    /// Whether there is a field of this name, and it is a list.
-    pub fn is_list(name: &str) -> bool {
-        usual(name).is_some_and(|value| value.is_array())
-    }
-
-    /// Whether there is a field of this name, and it is a text.
-    pub fn is_text(name: &str) -> bool {
-        usual(name).is_some_and(|value| value.is_str())
+    /// What the field of this name, dotted (`optimizer.eps`), is by default, if there is one; those of the model not
+    /// counted.
+    pub fn default_of(name: &str) -> Option<Value> {
+        of_run().into_iter().find_map(|(field, value)| (field == name.trim()).then_some(value))
     }
 
     /// The field, dotted, that goes by this name elsewhere: in other trainers, or in another section.
@@ -70,19 +63,44 @@ fn tail(field: &str) -> &str {
     field.rsplit('.').next().unwrap_or(field)
 }
 
-/// What the field of this name is by default, if there is one.
-fn usual(name: &str) -> Option<Value> {
-    of_run().into_iter().find_map(|(field, value)| (field == name.trim()).then_some(value))
+/// All fields but the model's, and what they are by default.
+fn of_run() -> Vec<(String, Value)> {
+    let usual =
+        RunConfig::for_model(DEFAULT_MODEL).ok().and_then(|config| Table::try_from(config).ok()).unwrap_or_default();
+    let of_run = fields(&usual).into_iter().filter(|(name, _)| !name.starts_with("architecture."));
+    of_run.map(|(name, value)| (name, value.clone())).collect()
 }
 
-/// All fields but the model's, dotted, and what they are by default.
-fn of_run() -> Vec<(String, Value)> {
-    let fields =
-        RunConfig::for_model(DEFAULT_MODEL).ok().and_then(|config| Table::try_from(config).ok()).unwrap_or_default();
-    let named = |(name, value)| match value {
-        Value::Table(_) if name == "architecture" => vec![],
-        Value::Table(inner) => inner.into_iter().map(|(field, value)| (format!("{name}.{field}"), value)).collect(),
-        value => vec![(name, value)],
+/// All fields of a configuration, dotted, and their values.
+fn fields(config: &Table) -> Vec<(String, &Value)> {
+    let of_entry = config.iter().flat_map(|(name, value)| match value {
+        Value::Table(section) => {
+            fields(section).into_iter().map(|(field, value)| (format!("{name}.{field}"), value)).collect()
+        }
+        value => vec![(name.clone(), value)],
+    });
+    of_entry.collect()
+}
+
+/// The first subnormal number in a configuration, if there is one, with its field: in computations, subnormals are
+/// flushed to 0.
+pub fn subnormal(config: &Table) -> Option<(String, f64)> {
+    let number = |value: &Value| value.as_float().filter(|number| number.is_subnormal());
+    fields(config).into_iter().find_map(|(name, value)| Some((name, number(value)?)))
+}
+
+/// The fields in which two configurations differ, and their values in `here` and in `there`.
+pub fn differences(here: &Table, there: &Table) -> Vec<(String, String, String)> {
+    let show = |value: &Value| match value {
+        // As 1e-300, not with all its zeros.
+        Value::Float(number) => format!("{number:?}"),
+        other => one_line(&other.to_string()),
     };
-    fields.into_iter().flat_map(named).collect()
+    let there: HashMap<String, &Value> = fields(there).into_iter().collect();
+    let differing = fields(here).into_iter().filter(|(name, value)| there.get(name) != Some(value));
+    let shown = |(name, value): (String, &Value)| {
+        let other = there.get(&name).map_or_else(String::new, |other| show(other));
+        (name, show(value), other)
+    };
+    differing.map(shown).collect()
 }

@@ -19,8 +19,9 @@ use crate::paths::names_same;
 use crate::printing::one_line;
 use crate::threads::MAX_THREADS;
 use anyhow::{Context, Result, bail};
-use changes::{differences, parse_table, subnormal, usual_folder};
+use changes::{parse_table, usual_folder};
 use data::Augmentation;
+use fields::{differences, subnormal};
 use model::{Features, ModelConfig, in_plain_words, preset};
 use optim::{AdamWConfig, EmaConfig, Schedule};
 use serde::{Deserialize, Serialize};
@@ -178,7 +179,7 @@ impl RunConfig {
         let ScheduleConfig { start, min, warmup_epochs, .. } = &mut self.schedule;
         (*start, *min) = (start.min(asked.peak), min.min(asked.peak));
         *warmup_epochs = warmup_epochs.min(asked.shorter_warm_up(epochs));
-        self.with(changes)
+        self.with_checked(changes, Self::check)
     }
 
     /// The configuration of a run that goes on: this one, changed. A change to the value it already has is allowed;
@@ -212,11 +213,6 @@ impl RunConfig {
                 CHANGEABLE.join(", ")
             ),
         }
-    }
-
-    /// This configuration, changed in whatever is asked for.
-    pub fn with(&self, changes: &Changes) -> Result<Self> {
-        self.with_checked(changes, Self::check)
     }
 
     /// The same for a trained model: only the fields of the model and its preprocessing are checked, as its training no

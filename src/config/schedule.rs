@@ -58,7 +58,8 @@ impl ScheduleConfig {
     /// Errors: a field that is invalid for a run of this many epochs.
     pub(super) fn check(&self, epochs: usize) -> Result<()> {
         let Self { rule, peak, start, min, warmup_epochs } = *self;
-        if !(peak > 0.0 && peak.is_finite()) {
+        // Weights are in f32.
+        if !(peak > 0.0 && (peak as f32).is_finite()) {
             bail!("schedule.peak = {peak:?}, expected a learning rate above 0, for instance 0.001");
         }
         for (name, rate) in [("start", start), ("min", min)] {

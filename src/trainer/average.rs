@@ -59,7 +59,7 @@ impl Average {
     /// Runs `work` on the model with the averages in place of its own values. Afterwards the model has its own values
     /// again, even if `work` returns an error, or panics.
     pub fn lend<R>(&self, model: &mut BiFormer, work: impl FnOnce(&BiFormer) -> Result<R>) -> Result<R> {
-        let parameters = self.parameters.average().duplicate()?;
+        let parameters = self.parameters.average().share();
         let mut statistics = model.statistics.clone();
         let mut averages = self.statistics.iter().cloned();
         for values in tensors_mut(&mut statistics) {

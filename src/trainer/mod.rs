@@ -145,7 +145,7 @@ impl Trainer {
         let weights = Stored::to_start_from(changes.weights()?)?;
         let config = match &weights {
             None => RunConfig::changed(changes)?,
-            Some(Stored::Described(theirs)) => theirs.config.tuning(changes)?,
+            Some(Stored::Described(theirs, _)) => theirs.config.tuning(changes)?,
             Some(Stored::Alone(file)) => RunConfig::changed_for(name_or_default(file)?, changes)?,
         };
         Self::start_in_pool(config, weights, None, !changes.has("batch_size"))
@@ -191,7 +191,7 @@ impl Trainer {
         let mut facts = DataFacts::of(&images);
         facts.statistics = config.statistics(match &weights {
             None => facts.statistics,
-            Some(Stored::Described(theirs)) => theirs.data.statistics,
+            Some(Stored::Described(theirs, _)) => theirs.data.statistics,
             Some(Stored::Alone(_)) => {
                 note_unsaid(&config, facts.statistics == Statistics::IMAGENET);
                 Statistics::IMAGENET
@@ -237,11 +237,6 @@ impl Trainer {
     /// The run folder.
     pub fn folder(&self) -> &RunFolder {
         &self.folder
-    }
-
-    /// The number of epochs.
-    pub fn epochs(&self) -> usize {
-        self.config().epochs
     }
 
     /// Whether all epochs are done.

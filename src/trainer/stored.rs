@@ -16,8 +16,8 @@ use std::path::Path;
 /// A file of weights.
 #[derive(Debug)]
 pub enum Stored {
-    /// Weights with a description of the run that they are from.
-    Described(Box<Described>),
+    /// Weights with a description of the run that they are from, and, in a checkpoint, how far it had come.
+    Described(Box<Described>, Option<Progress>),
     /// A model's state_dict alone.
     Alone(TensorFile),
 }
@@ -50,14 +50,16 @@ impl Stored {
         let format = stored.metadata.get("format").map_or("", String::as_str);
         if format == trained::FORMAT {
             let described = Described::parse(file.to_owned(), stored);
-            return Ok(Self::Described(described.with_context(|| format!("{shown}: weights of no use"))?.into()));
+            let described = described.with_context(|| format!("{shown}: weights of no use"))?;
+            return Ok(Self::Described(described.into(), None));
         }
         // Damaged checkpoints are recognised as well, so that the error is about a checkpoint.
         let by_a_run = format.starts_with("biformer") || stored.tensors.contains_key(tensor_names::M);
-        match by_a_run || path.is_dir() {
-            true => Ok(Self::Described(Checkpoint::parse(file.to_owned(), stored)?.described.into())),
-            false => Ok(Self::Alone(stored.unwrapped())),
+        if !(by_a_run || path.is_dir()) {
+            return Ok(Self::Alone(stored.unwrapped()));
         }
+        let Checkpoint { described, progress } = Checkpoint::parse(file.to_owned(), stored)?;
+        Ok(Self::Described(described.into(), Some(progress)))
     }
 
     /// The weights that a run is to start from, by its setting, if there are any.
@@ -77,14 +79,16 @@ impl Stored {
     /// better.
     pub fn note_better(&self, path: &Path, option: &str) {
         let shown = path.display();
-        let (Some(progress), Some((RunConfig { epochs, .. }, _))) = (self.progress(), self.described()) else {
-            return;
-        };
+        let Self::Described(described, Some(progress)) = self else { return };
         let epoch = progress.epoch();
         if (epoch, progress.batch) == (0, 0) {
             tell!(io::stderr(), "note: {shown}: the run has not taken a step yet: these are its initial weights");
-        } else if epoch < *epochs && path.is_dir() {
-            tell!(io::stderr(), "note: {shown}: the run is not done: so far, {epoch} of {epochs} epochs");
+        } else if epoch < described.config.epochs && path.is_dir() {
+            tell!(
+                io::stderr(),
+                "note: {shown}: the run is not done: so far, {epoch} of {} epochs",
+                described.config.epochs
+            );
         }
         if let Some([last, best]) = progress.last_and_best()
             && best.epoch < last.epoch
@@ -102,23 +106,16 @@ impl Stored {
     /// The run that the weights are from, if they say: its configuration, and the facts about its data.
     pub fn described(&self) -> Option<(&RunConfig, &DataFacts)> {
         match self {
-            Self::Described(described) => Some((&described.config, &described.data)),
+            Self::Described(described, _) => Some((&described.config, &described.data)),
             Self::Alone(_) => None,
         }
-    }
-
-    /// How far the run has come, if this is a checkpoint of one.
-    pub fn progress(&self) -> Option<Progress> {
-        let Self::Described(described) = self else { return None };
-        // A checkpoint whose progress cannot be read was refused when it was opened.
-        Progress::parse(described.file.metadata.get("progress")?).ok()
     }
 
     /// The names of the classes that the weights' head is for, if they have one: those of weights that name none are the
     /// [usual](usual_names) ones.
     pub fn class_names(&self) -> Option<Vec<String>> {
         match self {
-            Self::Described(described) => Some(described.data.classes.clone()),
+            Self::Described(described, _) => Some(described.data.classes.clone()),
             Self::Alone(file) => file.head_classes().map(usual_names),
         }
     }
@@ -154,7 +151,7 @@ impl Stored {
     pub fn into_weights(self) -> Result<TensorFile> {
         match self {
             Self::Alone(file) => Ok(file),
-            Self::Described(described) => Ok(described.into_model()?.model.state_dict()?),
+            Self::Described(described, _) => Ok(described.into_model()?.model.state_dict()?),
         }
     }
 }

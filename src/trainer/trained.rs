@@ -209,7 +209,7 @@ mod tests {
     fn what_is_printed_of_weights_does_not_grow_with_their_classes() -> Result<()> {
         let data = DataFacts::unknown(usual_names(1000), Statistics::IMAGENET);
         let described = Described::new(RunConfig::for_model("tiny")?, data, TensorFile::default());
-        let shown = format!("{:?}", Stored::Described(Box::new(described)));
+        let shown = format!("{:?}", Stored::Described(Box::new(described), None));
         assert!(shown.contains("classes: 1000") && shown.len() < 200, "{shown}");
         Ok(())
     }

@@ -83,7 +83,7 @@ fn values_that_make_no_sense() {
     for (fields, parts) in cases {
         train(&folder, fields, data, &[]).refused(parts);
     }
-    let flags: [(&[&str], &[&str]); 13] = [
+    let flags: [(&[&str], &[&str]); 14] = [
         (
             &["--batch-size", "1", "--image-size", "16", "--set", "stem_strides=4,4", "n_win=1", "topks=1,-2"],
             &["a single token", "two images or more"],
@@ -97,6 +97,7 @@ fn values_that_make_no_sense() {
         (&["--set", "epochs=3", "depth=2", "epochs =4"], &["--set epochs: it is given twice"]),
         (&["--lr", "-1"], &["schedule.peak = -1", "above 0"]),
         (&["--lr", "inf"], &["schedule.peak = inf"]),
+        (&["--lr", "1e39"], &["schedule.peak = 1e39", "above 0"]),
         (&["--batch-size", "0"], &["batch_size = 0"]),
         (&["--batch-size", "161"], &["batch_size = 161", "160 training images", "--batch-size 160 or less"]),
         (

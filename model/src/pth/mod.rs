@@ -24,7 +24,7 @@ use std::path::Path;
 use view::{Made, View, made};
 
 /// What the files begin with.
-pub const MAGIC: &[u8] = b"PK\x03\x04";
+pub const MAGIC: &[u8; 4] = b"PK\x03\x04";
 /// What those of earlier versions begin with: a pickle of a large number, of which this is the first half.
 pub const OLD_MAGIC: &[u8] = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9";
 

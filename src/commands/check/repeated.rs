@@ -3,7 +3,7 @@
 use crate::printing::plural;
 use data::{Dataset, Image, Split};
 use std::collections::{BTreeMap, HashMap};
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::sync::Arc;
 
 /// An image: the index of its split, and its own index in that split.
@@ -11,9 +11,7 @@ type Place = (usize, usize);
 
 /// A checksum of a picture's pixels. Its 64 bits tell millions of them apart.
 pub fn checksum(image: &Image) -> u64 {
-    let mut summed = DefaultHasher::new();
-    image.hash(&mut summed);
-    summed.finish()
+    BuildHasherDefault::<DefaultHasher>::default().hash_one(image)
 }
 
 /// Notes on images with the same checksum as an earlier one that is in another split, where it inflates the test

@@ -1,9 +1,10 @@
 //! Compiled kernels on disk, in a folder that only the user may access, because the files are executed later.
 
 use std::fs::{self, DirBuilder, File};
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Names the folder for compiled kernels.
 const VARIABLE: &str = "BIFORMER_CACHE";
@@ -38,10 +39,12 @@ pub(super) fn make(folder: &Path) -> io::Result<()> {
 }
 
 /// Writes a file, followed by an eight-byte checksum that reveals damage. The write is atomic, because other processes
-/// may read or write the same file.
+/// and threads may read or write the same file.
 pub(super) fn write(path: &Path, contents: &[u8]) -> io::Result<()> {
+    static WRITES: AtomicU64 = AtomicU64::new(0);
     make(path.parent().unwrap_or(Path::new(".")))?;
-    let half = path.with_extension(format!("{}.half", std::process::id()));
+    let number = WRITES.fetch_add(1, Ordering::Relaxed);
+    let half = path.with_extension(format!("{}.{number}.half", std::process::id()));
     let written = File::create(&half).and_then(|mut file| {
         file.write_all(contents)?;
         file.write_all(&checksum(contents).to_le_bytes())?;
@@ -63,9 +66,7 @@ fn contents(bytes: &[u8]) -> Option<&[u8]> {
 }
 
 fn checksum(bytes: &[u8]) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    bytes.hash(&mut hasher);
-    hasher.finish()
+    BuildHasherDefault::<DefaultHasher>::default().hash_one(bytes)
 }
 
 #[cfg(test)]

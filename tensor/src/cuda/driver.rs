@@ -2,9 +2,9 @@
 //! ([`nvidia`](super::nvidia)), and a device that is emulated on the CPU ([`emulated`](super::emulated)).
 
 use super::Module;
+use super::locked::Locked;
 use crate::{DType, Result};
 use std::ffi::c_void;
-use std::ptr::NonNull;
 
 /// A kernel of a loaded module: its place in the driver's list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -175,10 +175,10 @@ pub trait Driver: Send + Sync {
     unsafe fn download(&self, pieces: &mut [(u64, &mut [u8])]) -> Result<()>;
 
     /// Page-locked host memory, from which [`Driver::send`] copies asynchronously; `None` if it cannot be allocated.
-    fn allocate_locked(&self, bytes: usize) -> Result<Option<NonNull<u8>>>;
+    fn allocate_locked(&self, bytes: usize) -> Result<Option<Locked>>;
 
     /// Gives page-locked memory back.
-    unsafe fn free_locked(&self, start: NonNull<u8>);
+    unsafe fn free_locked(&self, memory: Locked);
 
     /// Copies from the host on [`Stream::Copies`]. The source must stay unchanged until that stream is
     /// [finished](Driver::finish), and nothing else may use the target until an [order](Driver::order) makes it wait

@@ -12,6 +12,7 @@
 //! | `module.rs` | [`Module`], the source of some kernels; [`Launch`], a call of one |
 //! | `recording.rs` | [`Recording`]: work that is recorded once and done again and again |
 //! | `aside.rs` | [`Gpu::aside`]: work beside other work |
+//! | `locked.rs` | page-locked memory of the host |
 //! | `prefetch.rs` | [`Prefetch`]: copies from host memory that overlap with the device's work |
 //! | `prelude.cuh` | what every kernel begins with |
 //! | `instructions.cuh` | what is written as inline PTX: tensor cores, asynchronous copies, fast functions |
@@ -32,6 +33,7 @@ pub mod elements;
 mod emulated;
 mod gemm;
 mod layout;
+mod locked;
 mod memory;
 mod module;
 pub mod nvidia;

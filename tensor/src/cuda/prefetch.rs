@@ -5,11 +5,11 @@
 //! block to their destination on the work stream, which is cheap, because device memory is many times as fast as the
 //! bus. So recorded work always reads the same addresses, even while the next bytes are arriving.
 
+use super::locked::Locked;
 use super::{Gpu, Memory, Stream};
 use crate::{Error, Result, Tensor};
 use rayon::prelude::*;
 use std::fmt;
-use std::ptr::NonNull;
 use std::sync::Arc;
 
 /// Bytes on their way to a device: [`Prefetch::send`], then [`Prefetch::receive`].
@@ -22,28 +22,21 @@ pub struct Prefetch {
 
 /// What the host writes and the device fetches.
 enum Host {
-    /// Page-locked memory of this length.
-    Locked(NonNull<u8>, usize),
+    Locked(Locked),
     /// Pageable memory, if page-locked memory cannot be allocated. Sending then takes the host longer; nothing else
     /// differs.
     Paged(Vec<u8>),
 }
 
-// SAFETY: the memory is this value's alone, as a vector's is.
-unsafe impl Send for Host {}
-
 impl Host {
     fn new(gpu: &Gpu, bytes: usize) -> Result<Self> {
-        let Some(start) = gpu.driver.allocate_locked(bytes)? else { return Ok(Host::Paged(vec![0; bytes])) };
-        // SAFETY: the memory is as long, and nobody else's.
-        unsafe { start.as_ptr().write_bytes(0, bytes) };
-        Ok(Host::Locked(start, bytes))
+        let locked = gpu.driver.allocate_locked(bytes)?;
+        Ok(locked.map_or_else(|| Host::Paged(vec![0; bytes]), Host::Locked))
     }
 
     fn bytes(&mut self) -> &mut [u8] {
         match self {
-            // SAFETY: the memory is as long, was written when it was new, and is this value's alone.
-            Host::Locked(start, len) => unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), *len) },
+            Host::Locked(memory) => memory,
             Host::Paged(bytes) => bytes,
         }
     }
@@ -125,9 +118,9 @@ impl Drop for Prefetch {
         let gpu = self.block.gpu();
         // Before the memory goes to somebody else. There is nobody to tell of an error.
         let _ = gpu.driver.finish(Stream::Copies);
-        if let Host::Locked(start, _) = self.host {
-            // SAFETY: nothing is on its way from there any more, and nobody else knows the memory.
-            unsafe { gpu.driver.free_locked(start) };
+        if let Host::Locked(memory) = std::mem::replace(&mut self.host, Host::Paged(vec![])) {
+            // SAFETY: nothing is on its way from there any more.
+            unsafe { gpu.driver.free_locked(memory) };
         }
     }
 }
@@ -151,9 +144,9 @@ mod tests {
         for locked in [true, false] {
             let mut prefetch = Prefetch::new(&gpu, 4 * 300_010)?;
             let paged = Host::Paged(vec![0; 4 * 300_010]);
-            if !locked && let Host::Locked(start, _) = std::mem::replace(&mut prefetch.host, paged) {
+            if !locked && let Host::Locked(memory) = std::mem::replace(&mut prefetch.host, paged) {
                 // SAFETY: it was just locked, and nothing is on its way from there.
-                unsafe { gpu.driver.free_locked(start) };
+                unsafe { gpu.driver.free_locked(memory) };
             }
             let mut tensors = [Tensor::zeros_on(&device, [300_000], crate::DType::F32)?, Tensor::full([10], 1f32)];
             tensors[1] = tensors[1].to_device(&device)?;

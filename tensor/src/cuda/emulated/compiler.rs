@@ -5,7 +5,7 @@ use crate::cuda::cache;
 use crate::{Result, lock};
 use libloading::Library;
 use std::collections::HashMap;
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, LazyLock, Mutex};
@@ -74,13 +74,13 @@ impl Compiler {
         for header in module.all_headers() {
             files.push(header);
         }
-        let mut hasher = DefaultHasher::new();
         // Machines of several kinds may share the folder.
         let machine = (std::env::consts::ARCH, std::env::consts::OS);
-        (&source, &files, &self.command, &self.options, machine).hash(&mut hasher);
+        let depends_on = (&source, &files, &self.command, &self.options, machine);
+        let key = BuildHasherDefault::<DefaultHasher>::default().hash_one(depends_on);
         let folder = cache::folder()
             .ok_or_else(|| failure("needs a folder for compiled kernels; name one in BIFORMER_CACHE"))?;
-        let path = folder.join("emulated").join(format!("{}-{:016x}.so", module.name, hasher.finish()));
+        let path = folder.join("emulated").join(format!("{}-{key:016x}.so", module.name));
         let shared = Arc::clone(lock(&LIBRARIES).entry(path.clone()).or_default());
         let mut library = lock(&shared);
         if library.is_none() {

@@ -7,6 +7,7 @@ mod copies;
 mod products;
 
 use super::driver::{Arg, Driver, Extent, Function, Mark, Product, Properties, RecordingId, Stream};
+use super::locked::Locked;
 use super::module::Module;
 use crate::{DType, Error, Result, lock};
 use compiler::{Compiler, Shared};
@@ -265,13 +266,15 @@ impl Driver for Emulated {
         self.finish(Stream::Work)
     }
 
-    fn allocate_locked(&self, bytes: usize) -> Result<Option<NonNull<u8>>> {
-        Ok(self.allocate(bytes)?.and_then(|address| NonNull::new(address as *mut u8)))
+    fn allocate_locked(&self, bytes: usize) -> Result<Option<Locked>> {
+        let start = self.allocate(bytes)?.and_then(|address| NonNull::new(address as *mut u8));
+        // SAFETY: it was allocated for this alone, as long as this.
+        Ok(start.map(|start| unsafe { Locked::new(start, bytes) }))
     }
 
-    unsafe fn free_locked(&self, start: NonNull<u8>) {
+    unsafe fn free_locked(&self, memory: Locked) {
         // SAFETY: the caller's promise.
-        unsafe { self.free(start.as_ptr() as u64) };
+        unsafe { self.free(memory.into_start().as_ptr() as u64) };
     }
 
     unsafe fn send(&self, from: &[u8], to: u64) -> Result<()> {

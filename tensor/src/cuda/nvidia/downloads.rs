@@ -2,7 +2,7 @@
 //! and are waited for one by one; meanwhile the GPU is idle, as the next training step is not submitted before.
 
 use crate::Result;
-use std::ptr::NonNull;
+use crate::cuda::locked::Locked;
 
 /// Bytes of page-locked memory: logits of 128 images and 1,000 classes have half as many in f32.
 pub const ROOM: usize = 1 << 20;
@@ -10,18 +10,13 @@ pub const ROOM: usize = 1 << 20;
 /// Page-locked memory that downloads pass through, one after the other.
 #[derive(Default)]
 pub struct Downloads {
-    start: Option<NonNull<u8>>,
+    memory: Option<Locked>,
 }
 
-// SAFETY: the memory is this value's alone, as a vector's is.
-unsafe impl Send for Downloads {}
-
 impl Downloads {
-    /// With [`ROOM`] bytes of page-locked memory, or none.
-    pub fn new(start: Option<NonNull<u8>>) -> Self {
-        // SAFETY: the memory is as long, and nobody else's.
-        start.iter().for_each(|start| unsafe { start.as_ptr().write_bytes(0, ROOM) });
-        Self { start }
+    /// With [`ROOM`] bytes of memory, or none.
+    pub fn new(memory: Option<Locked>) -> Self {
+        Self { memory }
     }
 
     /// Copies from each address as many bytes as its slice has: `request` asks for one of the copies, and `finish` waits
@@ -55,14 +50,12 @@ impl Downloads {
 
     /// A place for so many bytes, if there is room.
     fn place(&mut self, bytes: usize) -> Option<&mut [u8]> {
-        let start = self.start.filter(|_| bytes <= ROOM)?;
-        // SAFETY: the memory is as long, was written when it was new, and is this value's alone.
-        Some(unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), bytes) })
+        self.memory.as_mut()?.get_mut(..bytes)
     }
 
     /// The memory, to give it back.
-    pub fn take(&mut self) -> Option<NonNull<u8>> {
-        self.start.take()
+    pub fn take(&mut self) -> Option<Locked> {
+        self.memory.take()
     }
 }
 
@@ -86,15 +79,14 @@ mod tests {
 
     #[test]
     fn pieces_come_whole_whether_there_is_room_or_not() {
-        let mut memory = vec![1u8; ROOM];
-        let mut downloads = Downloads::new(NonNull::new(memory.as_mut_ptr()));
+        let mut downloads = Downloads::new(Some(Locked::for_tests(ROOM)));
         for lengths in [[0, 3], [ROOM - 5, 5], [ROOM - 5, 6]] {
             let bytes = |from: usize, len: usize| -> Vec<u8> { (from..from + len).map(|at| at as u8).collect() };
             let expected = [bytes(7, lengths[0]), bytes(99, lengths[1])];
             assert!(fetched(&mut downloads, lengths) == expected, "{lengths:?}");
         }
         assert_eq!([downloads.place(ROOM).is_some(), downloads.place(ROOM + 1).is_some()], [true, false]);
-        assert_eq!(downloads.take().map(NonNull::as_ptr), Some(memory.as_mut_ptr()));
+        assert!(downloads.take().is_some());
         assert_eq!(fetched(&mut downloads, [1, 2]), [vec![7], vec![99, 100]]);
     }
 

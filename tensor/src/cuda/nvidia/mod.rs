@@ -10,6 +10,7 @@ mod machine;
 mod uploads;
 
 use super::driver::{Arg, Driver, Extent, Function, Mark, Product, Properties, RecordingId, Stream};
+use super::locked::Locked;
 use super::module::Module;
 use crate::{Error, Result, lock};
 use blas::Blas;
@@ -199,7 +200,7 @@ impl Drop for Nvidia {
                 streams.clone().for_each(|stream| _ = result::stream::synchronize(stream));
                 self.blas = None;
                 let locked = [lock(&self.uploads).take(), lock(&self.downloads).take()];
-                locked.into_iter().flatten().for_each(|start| self.free_locked(start));
+                locked.into_iter().flatten().for_each(|memory| self.free_locked(memory));
                 lock(&self.modules).drain(..).for_each(|module| _ = result::module::unload(module));
                 // The context stays: cuBLASLt holds kernels of its own in it, for as long as the process lives.
                 streams.for_each(|stream| _ = result::stream::destroy(stream));
@@ -257,18 +258,20 @@ impl Driver for Nvidia {
         lock(&self.downloads).fetch(pieces, request, || self.finish(Stream::Work))
     }
 
-    fn allocate_locked(&self, bytes: usize) -> Result<Option<NonNull<u8>>> {
+    fn allocate_locked(&self, bytes: usize) -> Result<Option<Locked>> {
         self.enter()?;
         // SAFETY: the memory is used as bytes, this many.
         let start = unsafe { result::malloc_host(bytes.max(1), 0) };
         // Whatever the error is, callers can do without page-locked memory.
-        Ok(start.ok().and_then(|start| NonNull::new(start.cast())))
+        let start = start.ok().and_then(|start| NonNull::new(start.cast()));
+        // SAFETY: it was allocated for this alone, as long as this.
+        Ok(start.map(|start| unsafe { Locked::new(start, bytes) }))
     }
 
-    unsafe fn free_locked(&self, start: NonNull<u8>) {
+    unsafe fn free_locked(&self, memory: Locked) {
         if self.enter().is_ok() {
             // SAFETY: the caller's promise.
-            let _ = unsafe { result::free_host(start.as_ptr().cast()) };
+            let _ = unsafe { result::free_host(memory.into_start().as_ptr().cast()) };
         }
     }
 

@@ -7,6 +7,7 @@
 use super::plan::{Plan, PlanKey};
 use super::{Queue, doing, driver_failure, is_refusal};
 use crate::Result;
+use crate::rng::Philox;
 use cudarc::cublaslt::sys::cublasLtHandle_t;
 use cudarc::driver::{
     result,
@@ -163,12 +164,9 @@ pub unsafe fn of(key: &PlanKey, plan: &Plan, handle: cublasLtHandle_t, queues: &
 
 /// Numbers in bf16 from 2⁻⁷ to 2, or from −2 to −2⁻⁷. As halves of f32, or quarters of f64, they are harmless as well.
 fn random_numbers() -> Vec<u8> {
-    let mut state = 0x9e37_79b9_7f4a_7c15_u64; // xorshift's must not be zero
+    let mut random = Philox::new(0, 0).sequence();
     let numbers = (0..PATTERN / 2).flat_map(|_| {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        let bits = (state >> 40) as u16;
+        let bits = random.word() as u16;
         (bits & 0x8000 | 0x3c00 | bits & 0x03ff).to_ne_bytes()
     });
     numbers.collect()
