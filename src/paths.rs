@@ -77,6 +77,12 @@ pub fn names_same(setting: &str, one: &str, other: &str) -> Result<bool> {
         || Path::new(&absolute(setting, one)?) == Path::new(&absolute(setting, other)?))
 }
 
+/// Whether two data sources are the same one.
+pub fn is_same_source(one: &str, other: &str) -> bool {
+    let place = |source: &str| resolved(Path::new(source)).ok().filter(|_| source != "embedded");
+    one == other || place(one).is_some_and(|one| place(other) == Some(one))
+}
+
 /// The error of what is read at a path, which begins with its role: `data pictures is missing`. Most errors name the path
 /// first, and it is not said twice. `whose` is appended to it.
 pub fn error_of(role: &str, path: &str, whose: &str, error: impl Into<Error>) -> Error {

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use image::{ColorType, DynamicImage, ImageDecoder, ImageError, ImageReader, Limits, RgbImage, metadata::Orientation};
 
-use tensor::memory::{free_bytes, reserve};
+use tensor::memory::{amount, free_bytes, reserve};
 
 use crate::formats;
 use crate::room::Room;
@@ -205,9 +205,8 @@ fn pixels(bytes: &[u8]) -> std::result::Result<RgbImage, Refusal> {
         return Err("it is no PNG, JPEG, WebP, BMP, TIFF or PNM".to_owned().into());
     }
     let not_free = |what: &str, bytes: u64| {
-        let words =
-            format!("{what} {} MB of memory, which are not free: make room, or the image smaller", bytes / 1_000_000);
-        Refusal::NoRoom(words)
+        let needed = amount(bytes);
+        Refusal::NoRoom(format!("{what} {needed} of memory, which are not free: make room, or the image smaller"))
     };
     let head = formats::memory_of_head(format);
     if !is_granted(head) {

@@ -225,7 +225,7 @@ pub fn in_plain_words(message: &str) -> String {
         ("expected a string", "expected a text"),
         ("unit variant, expected string only", "no text, expected a text"),
         ("expected string or map", "expected a text"),
-        ("expected a sequence", "expected a list, as in [\"a\", \"b\"]"),
+        ("expected a sequence", "expected a list, as in [1, 2] or [\"a\", \"b\"]"),
         ("expected an array of length", "expected a list of length"),
         ("unknown variant", "there is no"),
         ("floating point `", "`"),

@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 use std::fs::{self, File};
 use std::path::Path;
-use tensor::memory::free_bytes;
+use tensor::memory::{amount, free_bytes};
 
 /// Refuses to read what takes more memory than there is, if that is known.
 pub(crate) fn ensure_free(path: &Path, needed: u64) -> Result<()> {
@@ -11,8 +11,8 @@ pub(crate) fn ensure_free(path: &Path, needed: u64) -> Result<()> {
     const SMALL: u64 = 64 << 20;
     match free_bytes() {
         Some(free) if needed > free.max(SMALL) => {
-            let [needed, free] = [needed, free].map(|bytes| bytes.div_ceil(1 << 20));
-            let reason = format!("reading it takes {needed} MiB of memory, and {free} MiB are free");
+            let [needed, free] = [needed, free].map(amount);
+            let reason = format!("reading it takes {needed} of memory, and {free} are free");
             Err(io(path, std::io::Error::new(std::io::ErrorKind::OutOfMemory, reason)))
         }
         _ => Ok(()),

@@ -152,22 +152,27 @@ fn batches_in(tensor: &Tensor) -> Result<u64> {
 }
 
 /// The named model whose tensors, with their shapes, are exactly those of a state_dict, except that its head may be for
-/// any number of classes, and that numbers of batches may be missing. Fields that no weight depends on (k, the number of
+/// any number of classes, or missing, and that numbers of batches may be missing. Fields that no weight depends on (k, the number of
 /// regions, padding) cannot be recognised.
 /// Errors: those of [`BiFormer::blank`].
 pub fn recognised(file: &TensorFile) -> Result<Option<&'static Preset>> {
-    fn shapes(file: &TensorFile) -> impl Iterator<Item = (&String, &Shape)> {
-        let essential = file.tensors.iter().filter(|(name, _)| !name.ends_with(".num_batches_tracked"));
-        essential.map(|(name, tensor)| (name, tensor.shape()))
-    }
-    let Some(num_classes) = file.head_classes() else { return Ok(None) };
+    let classes = file.head_classes();
+    let shapes = |file: &TensorFile| -> Vec<(String, Shape)> {
+        let counts =
+            |name: &str| !name.ends_with(".num_batches_tracked") && (classes.is_some() || !name.starts_with(HEAD));
+        let essential = file.tensors.iter().filter(|(name, _)| counts(name));
+        essential.map(|(name, tensor)| (name.clone(), tensor.shape().clone())).collect()
+    };
+    let last = if classes.is_some() { "head.weight" } else { "norm.weight" };
+    let width = file.tensors.get(last).and_then(|tensor| tensor.shape().last());
     let blocks = file.tensors.keys().filter(|name| name.ends_with(".norm1.weight")).count();
     for preset in PRESETS {
-        let config = ModelConfig { num_classes, ..preset.config() };
+        let config = preset.config();
+        let config = ModelConfig { num_classes: classes.unwrap_or(config.num_classes), ..config };
         // Checked before a model of that size is built: each block has one such norm.
         let deep = blocks == config.depth.iter().sum::<usize>();
-        let wide = file.tensors["head.weight"].shape().get(1) == config.embed_dim.last();
-        if deep && wide && shapes(&BiFormer::blank(&config, DType::F32)?.state_dict()?).eq(shapes(file)) {
+        let wide = width == config.embed_dim.last();
+        if deep && wide && shapes(&BiFormer::blank(&config, DType::F32)?.state_dict()?) == shapes(file) {
             return Ok(Some(preset));
         }
     }
@@ -270,6 +275,11 @@ mod tests {
             assert_eq!(recognised(&file)?.map(|preset| preset.name), Some(name));
             file.tensors.retain(|name, _| !name.ends_with("num_batches_tracked"));
             assert_eq!(recognised(&file)?.map(|preset| preset.name), Some(name), "without numbers of batches");
+            let mut headless = file.clone();
+            headless.tensors.retain(|name, _| !name.starts_with(HEAD));
+            assert_eq!(recognised(&headless)?.map(|preset| preset.name), Some(name), "without a head");
+            headless.tensors.remove("norm.bias");
+            assert!(recognised(&headless)?.is_none(), "{name} without a head and one more of its tensors");
             let bias = file.tensors.remove("head.bias").unwrap();
             assert!(recognised(&file)?.is_none(), "{name} without one of its tensors");
             file.tensors.insert("head.bias".into(), Tensor::full([8], 0f32));

@@ -108,6 +108,10 @@ fn with_tip(mut error: clap::Error, arguments: &[OsString]) -> clap::Error {
         (ErrorKind::UnknownArgument, Some(ContextValue::String(word))) => {
             meant_by_a_word(word, arguments).map(|option| format!("perhaps it is meant as: {option}"))
         }
+        (ErrorKind::InvalidUtf8, _) => {
+            let other = arguments.iter().find(|argument| argument.to_str().is_none());
+            other.map(|argument| format!("it is {}", quoted(argument.display())))
+        }
         _ => None,
     };
     if let Some(tip) = tip {

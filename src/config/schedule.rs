@@ -64,7 +64,9 @@ impl ScheduleConfig {
         }
         for (name, rate) in [("start", start), ("min", min)] {
             if !(0.0..=peak).contains(&rate) {
-                bail!("schedule.{name} = {rate:?}, expected from 0 to schedule.peak = {peak:?}");
+                bail!(
+                    "schedule.{name} = {rate:?}, expected from 0 to schedule.peak = {peak:?}: --set schedule.{name}=N"
+                );
             }
         }
         if !(0.0..=epochs as f64).contains(&warmup_epochs) {

@@ -11,7 +11,7 @@ use last::advice;
 use model::cost::gathered_bytes;
 use std::any::Any;
 use std::panic::{self, AssertUnwindSafe};
-use tensor::memory::free_bytes;
+use tensor::memory::{amount, free_bytes};
 use tensor::{DType, OUT_OF_MEMORY};
 
 pub use forecast::{Size, activations, image_bytes, inference, training};
@@ -85,14 +85,6 @@ fn ensure_fit([work, choice]: [&str; 2], how: &str, needed: u64, free: u64) -> R
     bail!("this {work} takes {how} {needed} of memory and {free} are free: choose {choice}")
 }
 
-/// A number of bytes as text, in MB or GB.
-fn amount(bytes: u64) -> String {
-    match bytes {
-        0..1_000_000_000 => format!("{} MB", bytes / 1_000_000),
-        _ => format!("{:.1} GB", bytes as f64 / 1e9),
-    }
-}
-
 /// Runs some work. If it panics because the system has unexpectedly run out of memory, turns that into an error; other
 /// panics are resumed.
 pub fn or_out_of_memory<R>(work: impl FnOnce() -> Result<R>) -> Result<R> {
@@ -131,6 +123,6 @@ mod tests {
         let said = "this training takes about 3.3 GB of memory and 2.0 GB are free: choose a smaller batch_size";
         assert_eq!(error.to_string(), said);
         let error = ensure_fit(["forecast", "less"], "at least", 98_700_000, 0).unwrap_err().to_string();
-        assert_eq!(error, "this forecast takes at least 98 MB of memory and 0 MB are free: choose less");
+        assert_eq!(error, "this forecast takes at least 98 MB of memory and 0.0 MB are free: choose less");
     }
 }

@@ -109,7 +109,8 @@ impl RunFolder {
         };
         tell!(
             io::stderr(),
-            "note: {} {problem} and is rewritten: to change a run, use --config and options",
+            "note: {} {problem} and is rewritten: what can change in a run that has begun, options and --config change; \
+             for all else begin another, from this one's weights with --weights",
             path.display()
         );
         Ok(())

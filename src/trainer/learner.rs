@@ -204,7 +204,7 @@ pub(super) fn loss<'t>(logits: &Var<'t>, targets: &Tensor, smoothing: f64) -> au
 }
 
 /// The advice for a run that diverges.
-pub(super) const LOWER_RATE: &str = "training diverged (begin again with a lower --lr, a smaller clip_norm, less weight_decay or a longer warm-up, and \
+pub(super) const LOWER_RATE: &str = "training diverged (begin again with a lower --lr, a smaller clip_norm above 0, less weight_decay or a longer warm-up, and \
      another --out)";
 
 /// The advice for a run whose first step fails already.

@@ -146,6 +146,12 @@ impl TrainedModel {
     /// names if they are 1,000, and its images are normalised as for the published models. `path` names the file in
     /// errors.
     pub fn of_weights(file: TensorFile, path: &str, model: &str, changes: &Changes) -> Result<Self> {
+        if file.head_classes().is_none() && recognised(&file)?.is_some() {
+            bail!(
+                "{path}: there is no head in it, so it tells no classes apart; train one: biformer train --weights {path} \
+                 --data DATA --out RUN"
+            );
+        }
         let config = config_of(&file, model)?.of_trained(changes)?;
         let mut model = BiFormer::blank(&config.architecture, DType::F32)?;
         model.load(&file, path)?;

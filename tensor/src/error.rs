@@ -1,5 +1,6 @@
 //! What can go wrong with a tensor.
 
+use crate::memory::amount;
 use crate::{DType, Shape};
 
 /// A failure of a tensor operation. All variants but `OutOfMemory` and `Gpu` name the operation.
@@ -121,12 +122,12 @@ pub enum Error {
 pub type Result<T> = std::result::Result<T, Error>;
 
 fn no_room(what: &str, bytes: Option<usize>, in_use: Option<usize>, [total, free]: [usize; 2]) -> String {
-    let megabytes = |bytes: usize| format!("{:.1} MB", bytes as f64 / 1e6);
-    let more = bytes.map(|bytes| format!(", {} more", megabytes(bytes))).unwrap_or_default();
-    let tensors = in_use.map(|bytes| format!(" tensors of this program take {}, and", megabytes(bytes)));
+    let amount = |bytes: usize| amount(bytes as u64);
+    let more = bytes.map(|bytes| format!(", {} more", amount(bytes))).unwrap_or_default();
+    let tensors = in_use.map(|bytes| format!(" tensors of this program take {}, and", amount(bytes)));
     let figures = match total {
         0 => String::new(),
-        _ => format!("; of its {},{} {} are free", megabytes(total), tensors.unwrap_or_default(), megabytes(free)),
+        _ => format!("; of its {},{} {} are free", amount(total), tensors.unwrap_or_default(), amount(free)),
     };
     let way_out = match in_use {
         Some(1..) => "a smaller batch needs less memory, and so does recomputing more",
@@ -185,12 +186,12 @@ mod tests {
         assert_eq!(
             full(Some(1_500_000), Some(2_000_000), 8_000_000_000),
             format!(
-                "no room on the GPU for f32 (3), 1.5 MB more; of its 8000.0 MB, tensors of this program take 2.0 MB, and \
-                 90.0 MB are free: {smaller}"
+                "no room on the GPU for f32 (3), 1.5 MB more; of its 8.0 GB, tensors of this program take 2.0 MB, and \
+                 90 MB are free: {smaller}"
             )
         );
         assert_eq!(full(None, Some(1), 0), format!("no room on the GPU for f32 (3): {smaller}"));
-        let others = "no room on the GPU for f32 (3); of its 1.0 MB, 90.0 MB are free: end other programs that use it";
+        let others = "no room on the GPU for f32 (3); of its 1.0 MB, 90 MB are free: end other programs that use it";
         assert_eq!(full(None, None, 1_000_000), others);
     }
 }

@@ -22,6 +22,15 @@ pub fn is_refusable() -> bool {
     REFUSABLE.get()
 }
 
+/// A number of bytes as messages have it, in MB or GB.
+pub fn amount(bytes: u64) -> String {
+    match bytes {
+        0..10_000_000 => format!("{:.1} MB", bytes as f64 / 1e6),
+        10_000_000..1_000_000_000 => format!("{} MB", bytes / 1_000_000),
+        _ => format!("{:.1} GB", bytes as f64 / 1e9),
+    }
+}
+
 /// Room for `more` elements, and the system's refusal as an error.
 pub fn reserve<T>(vector: &mut Vec<T>, more: usize) -> Result<(), TryReserveError> {
     refusable(|| vector.try_reserve_exact(more))

@@ -111,7 +111,8 @@ fn weights_of_another_model() {
     let files = ["--weights", text(&weights), "--input", text(&input), "--output", "/nowhere/y.safetensors"];
     biformer(&[&["forward"][..], &files, &set].concat()).refused(&["/nowhere/y.safetensors"]);
     if cfg!(unix) {
-        let files = ["--weights", "/dev/zero", "--input", text(&input), "--output", "/dev/null"];
+        let output = folder.join("y.safetensors");
+        let files = ["--weights", "/dev/zero", "--input", text(&input), "--output", text(&output)];
         biformer(&[&["forward"][..], &files, &set].concat()).refused(&["/dev/zero", "regular file"]);
         let files = ["--weights", text(&weights), "--input", text(&input), "--output", "/dev/null"];
         biformer(&[&["forward"][..], &files, &set].concat()).refused(&["/dev/null", "regular file"]);

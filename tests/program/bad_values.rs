@@ -112,7 +112,7 @@ fn values_that_make_no_sense() {
     let config = samples::config(&folder, "");
     let asked = fs::read_to_string(&config).unwrap().replace("[schedule]", "[schedule]\nstart = 1e-5");
     fs::write(&config, asked).unwrap();
-    let parts = ["schedule.start = 1e-5", "schedule.peak = 1e-300"];
+    let parts = ["schedule.start = 1e-5", "schedule.peak = 1e-300", "--set schedule.start=N"];
     biformer(&["train", "--config", text(&config), "--lr", "1e-300"]).refused(&parts);
     let run = text(&trained.run);
     biformer(&["train", "--resume", "--out", run, "--lr", "1e-300"]).refused(&["schedule.peak = 1e-300"]);

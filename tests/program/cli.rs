@@ -346,6 +346,15 @@ fn a_word_without_an_option_gets_a_tip() {
 }
 
 #[test]
+#[cfg(unix)]
+fn an_argument_that_is_no_text_is_named() {
+    use std::os::unix::ffi::OsStrExt;
+    let said = command(&["check", "--data"]).arg(std::ffi::OsStr::from_bytes(b"a\xffz")).output().unwrap();
+    let err = String::from_utf8_lossy(&said.stderr);
+    assert!(said.status.code() == Some(2) && err.contains("tip: it is 'a\u{fffd}z'"), "{err}");
+}
+
+#[test]
 fn help_tells_every_option() {
     let all = biformer(&["--help"]).ok().out;
     for command in Cli::command().get_subcommands() {

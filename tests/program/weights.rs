@@ -321,6 +321,10 @@ fn a_head_is_taken_over_for_its_own_classes_alone() {
     // Whoever measures or classifies needs one.
     let arguments = [&["eval", "--checkpoint", &path, "--data", text(data)][..], &asked].concat();
     biformer(&arguments).refused(&["head.weight (10, 32) is missing"]);
+    let mut known = BiFormer::blank(&preset("nano").unwrap().config(), DType::F32).unwrap().state_dict().unwrap();
+    known.tensors.retain(|name, _| !name.starts_with("head."));
+    known.write(&file).unwrap();
+    biformer(&["eval", "--checkpoint", &path]).refused(&["there is no head in it", "train --weights"]);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use super::advice::{some_of, some_runs};
 use super::{Classes, PARTS, class_name, dangling, dangling_in, folder_names};
-use crate::listing::{is_of_the_system, is_picture, is_run, picture_below, visible};
+use crate::listing::{Others, is_of_the_system, is_picture, is_run, picture_below, visible};
 use crate::{Error, Result, Split};
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -81,6 +81,13 @@ impl Undivided {
             return Err(Error::Lacking { path, looked_for: "an image of its own".to_owned(), help });
         }
         let own = if others.len() == 1 { "without an image of its own" } else { "without images of their own" };
+        // It may be a class in a format that is not read.
+        for name in others.iter_mut().filter(|name| !is_of_the_system(name)) {
+            let files = Others::of(&root.join(&*name)).to_string();
+            if !files.is_empty() {
+                name.push(format!(" ({files})"));
+            }
+        }
         let skipped = some_of(&others, own).into_iter().chain(some_runs(&runs)).collect();
         Ok(Some(Self { folder: root.to_owned(), classes, skipped }))
     }

@@ -172,12 +172,16 @@ fn no_class_is_passed_over_because_its_images_lie_deeper() {
         .iter()
         .for_each(|run| fs::write(root.path().join(run).join("checkpoint.safetensors"), "").unwrap());
     fs::create_dir_all(root.path().join("notes/2023")).unwrap();
+    // As a telephone names its photographs: it may be a class.
+    ["1.HEIC", "2.heic", "list.txt"]
+        .iter()
+        .for_each(|name| fs::write(root.path().join("notes").join(name), "").unwrap());
     for thrown_away in ["$RECYCLE.BIN/1.png", "$RECYCLE.BIN/S-1-5/2.png"] {
         write_picture(&root.path().join(thrown_away), 8, 8, [0; 3]);
     }
     let train = open(root.path().to_str().unwrap(), Split::Train).unwrap();
     assert_eq!(train.classes(), ["cat", "cow"]);
-    let without = "skipped 3 folders without images of their own: $RECYCLE.BIN, notes, runs";
+    let without = "skipped 3 folders without images of their own: $RECYCLE.BIN, notes (2 .heic, 1 .txt), runs";
     assert_eq!(train.notes(), [without, "skipped 1 folder that holds a run: run"]);
     write_picture(&root.path().join("dog/2023/may/1.png"), 8, 8, [0; 3]);
     let error = fails(root.path(), Split::Train).to_string();

@@ -8,7 +8,7 @@ use super::output::{Kind, ensure_output};
 use crate::data_notes::warn_of;
 use crate::device::Compute;
 use crate::memory::ensure_room_to_infer;
-use crate::paths::{error_of, resolved};
+use crate::paths::{error_of, is_same_source, resolved};
 use crate::pictures::confusion;
 use crate::printing::{bar, tell};
 use crate::trainer::data_facts::{DataFacts, OF_THE_RUN};
@@ -146,7 +146,8 @@ fn open(arguments: &Arguments) -> Result<Opened> {
     }
     let (source, whose) = arguments.data.as_ref().map_or((&config.data, OF_THE_RUN), |given| (given, ""));
     let source = source.clone();
-    let split = arguments.split.map_or_else(|| split_for(&known, &source, arguments.data.is_none()), Ok)?;
+    let own = is_same_source(&source, &config.data);
+    let split = arguments.split.map_or_else(|| split_for(&known, &source, own), Ok)?;
     let dataset = data::open(&source, split).map_err(|error| {
         let is_single = |error: &data::Error| matches!(error, data::Error::SingleImage { .. });
         let single = match &error {
@@ -159,17 +160,15 @@ fn open(arguments: &Arguments) -> Result<Opened> {
         anyhow!("{}{way_out}", error_of("data", &source, whose, error))
     })?;
     dataset.notes().iter().for_each(|note| tell!(io::stderr(), "note: {note}"));
-    if arguments.data.is_some()
-        && arguments.split.is_none()
+    if own {
+        if let Some(note) = known.differ(&source, split, dataset.as_ref()) {
+            tell!(io::stderr(), "note: {note}");
+        }
+    } else if arguments.split.is_none()
         && dataset.is_held_out()
         && known.test_fingerprint != Some(fingerprint(dataset.as_ref()))
     {
         tell!(io::stderr(), "note: if the model has learned from none of these data, take them all: --split all");
-    }
-    if arguments.data.is_none()
-        && let Some(note) = known.differ(&source, split, dataset.as_ref())
-    {
-        tell!(io::stderr(), "note: {note}");
     }
     if let Some(file) = &arguments.classes {
         known.classes = class_names(file, classes)?;
