@@ -7,7 +7,8 @@ use ops::case::{Case, array, uniform};
 use ops::check::{SINGLE_TOLERANCE, check_bits, single_error, within};
 use ops::registry::OPS;
 use tensor::cpu::isa::{Isa, limits};
-use tensor::{DType, Tensor};
+use tensor::cuda::Gpu;
+use tensor::{DType, Device, Tensor};
 
 /// Operations that take factors in bf16.
 const PRODUCTS: [&str; 2] = ["linear", "conv2d"];
@@ -143,23 +144,33 @@ fn the_gradient_of_a_view_of_bf16_is_f32() -> Result<()> {
 
 /// In one chain of additions, 0.1 times the number of tokens would be off by 2e-3.
 #[test]
-fn long_sums_stay_accurate() {
+fn long_sums_stay_accurate() -> Result<()> {
     const SIDE: usize = 512;
-    for limited in limits(&Isa::SIMD) {
+    let check = |device: &Device, on: &str| -> Result<()> {
         let tape = Tape::inference();
-        let x = tape.constant(Tensor::full([1, SIDE, SIDE, 3], 0.1f32));
-        let rows = ops::reshape(&x, [SIDE * SIDE, 3]).unwrap();
-        let attributes = ops::Bra { heads: 1, qk_dim: 1, topk: 1, grid: [1, 1], scale: 1.0, valid: None };
+        let map = |channels: usize| Tensor::full([1, SIDE, SIDE, channels], 0.1f32).to_device(device);
+        let x = tape.constant(map(3)?);
+        let rows = ops::reshape(&x, [SIDE * SIDE, 3])?;
+        let route = |qkv: &Tensor, qk_dim: usize| {
+            let attributes = ops::Bra { heads: 1, qk_dim, topk: 1, grid: [1, 1], scale: 1.0, valid: None };
+            Ok::<_, autograd::Error>(ops::route(qkv, &attributes)?.affinities)
+        };
         for (what, sum, exact) in [
-            ("mean_pool", ops::mean_pool(&x).unwrap().value().clone(), 0.1),
-            ("region_pool", ops::region_pool(&x, [2, 2]).unwrap().value().clone(), 0.1),
-            ("sum", ops::sum(&rows, &[0], false).unwrap().value().clone(), 0.1 * (SIDE * SIDE) as f64),
-            ("route", ops::route(x.value(), &attributes).unwrap().affinities, 0.01),
+            ("mean_pool", ops::mean_pool(&x)?.value().clone(), 0.1),
+            ("region_pool", ops::region_pool(&x, [2, 2])?.value().clone(), 0.1),
+            ("sum", ops::sum(&rows, &[0], false)?.value().clone(), 0.1 * (SIDE * SIDE) as f64),
+            ("route", route(x.value(), 1)?, 0.01),
+            ("route, whole packs", route(&map(12)?, 4)?, 0.04),
         ] {
-            for value in sum.to_vec::<f32>().unwrap() {
+            for value in sum.to_vec::<f32>()? {
                 let error = (f64::from(value) / exact - 1.0).abs();
-                assert!(error < 5e-5, "{what}: {error:.1e}, {}", limited.isa().name());
+                assert!(error < 5e-5, "{what}: {error:.1e}, {on}");
             }
         }
+        Ok(())
+    };
+    for limited in limits(&Isa::SIMD) {
+        check(&Device::Cpu, limited.isa().name())?;
     }
+    Gpu::for_tests(1).map_or(Ok(()), |gpu| check(&Device::Cuda(gpu), "GPU"))
 }

@@ -18,6 +18,7 @@ __global__ void region_pool_forward(const T* x, Layout map, T* y, i64 regions, i
     x += region / across / down * image + i64(line) * h * row + i64(column) * w * token + c;
     W sums[N] = {};
     for (int a = 0; a < h; a++) {
+        W line[N] = {}; // by itself: rounding errors grow with the length of a chain of additions
         for (int b = 0; b < w; b += TOGETHER) {
             Pack<T> in[TOGETHER];
 #pragma unroll
@@ -27,8 +28,10 @@ __global__ void region_pool_forward(const T* x, Layout map, T* y, i64 regions, i
             for (int k = 0; k < TOGETHER; k++)
 #pragma unroll
                 for (int j = 0; j < N; j++)
-                    if (b + k < w) sums[j] += widen(in[k].at[j]);
+                    if (b + k < w) line[j] += widen(in[k].at[j]);
         }
+#pragma unroll
+        for (int j = 0; j < N; j++) sums[j] += line[j];
     }
     W weight = W(1) / (i64(h) * w);
     Pack<T> out;

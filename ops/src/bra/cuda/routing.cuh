@@ -3,6 +3,9 @@
 #include "geometry.cuh"
 #include "words.cuh"
 
+// The most tokens that are added up in one chain, whose rounding errors grow with its length.
+constexpr int CHAIN = 256;
+
 // How many of a region's rows and columns of tokens are valid.
 struct Valid {
     int down, across;
@@ -36,11 +39,16 @@ __global__ void region_means(const T* qkv, wide<T>* means, int valid_height, int
 #pragma unroll
         for (int j = 0; j < N; j++) sum[j] = 0;
         const int end = share < shares && channel < channels ? int(g.region_tokens) : 0;
-        for (int token = share; token < end; token += shares) {
-            if (!valid.has(g, token)) continue;
-            Pack<T> loaded = load_pack(qkv + i64(g.pixel(region, token)) * g.row() + channel, channels - channel);
+        for (int begin = share; begin < end; begin += CHAIN * shares) {
+            W part[N] = {};
+            for (int token = begin; token < min(end, begin + CHAIN * shares); token += shares) {
+                if (!valid.has(g, token)) continue;
+                Pack<T> loaded = load_pack(qkv + i64(g.pixel(region, token)) * g.row() + channel, channels - channel);
 #pragma unroll
-            for (int j = 0; j < N; j++) sum[j] += widen(loaded.at[j]);
+                for (int j = 0; j < N; j++) part[j] += widen(loaded.at[j]);
+            }
+#pragma unroll
+            for (int j = 0; j < N; j++) sum[j] += part[j];
         }
 #pragma unroll
         for (int j = 0; j < N; j++) sums[threadIdx.x * N + j] = sum[j];
@@ -70,19 +78,24 @@ __device__ __forceinline__ void means_of_image(const T* qkv, Pack<wide<T>>* mean
         const T* from = qkv + i64(g.pixel(region, 0)) * g.row() + channel;
         int across = 0;
         W sum[N] = {};
-        for (int first = 0; first < count; first += BATCH) {
-            Pack<u32> batch[BATCH] = {};
+        for (int begin = 0; begin < count; begin += CHAIN) {
+            W part[N] = {};
+            for (int first = begin; first < min(count, begin + CHAIN); first += BATCH) {
+                Pack<u32> batch[BATCH] = {};
 #pragma unroll
-            for (int b = 0; b < BATCH; b++) {
-                if (first + b < count) batch[b] = *reinterpret_cast<const Pack<u32>*>(from);
-                const bool ends = ++across == valid.across;
-                from += ends ? i64(g.width() - valid.across + 1) * g.row() : i64(g.row());
-                across = ends ? 0 : across;
+                for (int b = 0; b < BATCH; b++) {
+                    if (first + b < count) batch[b] = *reinterpret_cast<const Pack<u32>*>(from);
+                    const bool ends = ++across == valid.across;
+                    from += ends ? i64(g.width() - valid.across + 1) * g.row() : i64(g.row());
+                    across = ends ? 0 : across;
+                }
+#pragma unroll
+                for (int b = 0; b < BATCH; b++)
+#pragma unroll
+                    for (int j = 0; j < N; j++) part[j] += element<T>(batch[b], j);
             }
 #pragma unroll
-            for (int b = 0; b < BATCH; b++)
-#pragma unroll
-                for (int j = 0; j < N; j++) sum[j] += element<T>(batch[b], j);
+            for (int j = 0; j < N; j++) sum[j] += part[j];
         }
 #pragma unroll
         for (int j = 0; j < N; j += M) {
