@@ -2,9 +2,10 @@
 
 mod common;
 
-use biformer::config::Changes;
+use biformer::config::RunConfig;
 use biformer::trainer::{Outcome, Trainer};
 use common::program::{Ran, assert_same_run, biformer, command, contents, place, text};
+use common::samples;
 use common::undisturbed::{STEPS, Undisturbed};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock};
@@ -20,10 +21,8 @@ fn shared() -> &'static Undisturbed {
 fn a_run_that_is_stopped_at_every_step_goes_on_to_the_bit() {
     let shared = shared();
     let run = shared.run("steps");
-    let flags = [("data", text(&shared.data).into()), ("out", text(&run).into()), ("threads", toml::Value::Integer(2))];
-    let flags = flags.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
-    let changes = Changes::gather(Some(&shared.config), flags).unwrap();
-    let mut trainer = Trainer::new(biformer::config::RunConfig::changed(&changes).unwrap()).unwrap();
+    let changes = samples::changes(&shared.config, &shared.data, &run, &[("threads", 2)]);
+    let mut trainer = Trainer::new(RunConfig::changed(&changes).unwrap()).unwrap();
     for step in 1..=STEPS + 1 {
         let outcome = trainer.run(&AtomicBool::new(true)).unwrap();
         assert_eq!(outcome, Outcome::Interrupted);
@@ -42,10 +41,7 @@ fn a_run_that_is_stopped_at_every_step_goes_on_to_the_bit() {
 fn requests_to_stop_that_are_withdrawn_lose_nothing() {
     let shared = shared();
     let run = shared.run("withdrawn");
-    let flags = [("data", text(&shared.data).into()), ("out", text(&run).into())];
-    let flags = flags.into_iter().map(|(key, value): (_, toml::Value)| (key.to_owned(), value)).collect();
-    let changes = Changes::gather(Some(&shared.config), flags).unwrap();
-    let mut trainer = Trainer::from_changes(&changes).unwrap();
+    let mut trainer = samples::trainer(&shared.config, &shared.data, &run);
     let (stop, over) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
     let (button, done) = (Arc::clone(&stop), Arc::clone(&over));
     std::thread::spawn(move || {
@@ -65,9 +61,7 @@ fn requests_to_stop_that_are_withdrawn_lose_nothing() {
 fn one_step_is_all_parts_of_a_batch() {
     let shared = shared();
     let run = shared.run("parts");
-    let flags = [("data", text(&shared.data).into()), ("out", text(&run).into()), ("micro_batches", 2.into())];
-    let flags = flags.into_iter().map(|(key, value): (_, toml::Value)| (key.to_owned(), value)).collect();
-    let changes = Changes::gather(Some(&shared.config), flags).unwrap();
+    let changes = samples::changes(&shared.config, &shared.data, &run, &[("micro_batches", 2)]);
     let mut trainer = Trainer::from_changes(&changes).unwrap();
     assert_eq!(trainer.run(&AtomicBool::new(true)).unwrap(), Outcome::Interrupted);
     assert_eq!(place(&run), Some((0, 1)));

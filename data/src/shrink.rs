@@ -21,7 +21,7 @@ const JPEG_QUALITY: u8 = 95;
 /// Errors: those of [`load_image`](crate::load_image), and [`Error::Setting`] where `side` is 0.
 pub fn shrunk(path: &Path, side: usize) -> Result<Vec<u8>> {
     if side == 0 {
-        return Err(Error::setting("side", "0 is no size".to_owned()));
+        return Err(Error::setting("side", "0 is no size"));
     }
     let bytes = read_file(path, MAX_FILE, "an image file")?;
     let image = decode(&bytes, path)?;

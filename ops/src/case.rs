@@ -125,21 +125,6 @@ pub fn from_fn(shape: impl Into<Shape>, f: impl Fn(usize) -> f64) -> Tensor {
     Tensor::from_slice(&values, shape).expect("invariant: as many values as elements")
 }
 
-/// A variant of `qkv` in which one head has scores around ±200: the queries' first channel is multiplied by 32, and 32
-/// is added to the keys' first channel. All values are rounded to sixteenths before that, so that their products are
-/// exact in single precision too.
-pub(crate) fn far_from_zero(qkv: &Tensor, qk_dim: usize) -> Tensor {
-    let (values, width) = (array(qkv).data, qkv.shape()[3]);
-    from_fn(qkv.shape().clone(), |i| {
-        let value = (16.0 * values[i]).round() / 16.0;
-        match i % width {
-            0 => 32.0 * value,
-            channel if channel == qk_dim => 32.0 + value,
-            _ => value,
-        }
-    })
-}
-
 /// Distinct numbers in random order, any two of them at least 1/8 apart: for operations that compare (top-k), so that a
 /// small perturbation does not change the order.
 pub fn separated(shape: impl Into<Shape>, stream: u64) -> Tensor {

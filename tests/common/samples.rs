@@ -170,11 +170,16 @@ pub fn train(folder: &Path, fields: &str, data: &Path, more: &[&str]) -> Ran {
     biformer(&[&shared[..], more].concat())
 }
 
+/// A run of this configuration on these data, and some more settings of it.
+pub fn changes(config: &Path, data: &Path, run: &Path, more: &[(&str, i64)]) -> Changes {
+    let paths = [("data", text(data)), ("out", text(run))].map(|(key, value)| (key, toml::Value::from(value)));
+    let settings = paths.into_iter().chain(more.iter().map(|&(key, value)| (key, value.into())));
+    Changes::gather(Some(config), settings.map(|(key, value)| (key.to_owned(), value)).collect()).unwrap()
+}
+
 /// Begins a run, which has not taken a step.
 pub fn trainer(config: &Path, data: &Path, run: &Path) -> Trainer {
-    let flags = [("data", text(data)), ("out", text(run))].map(|(key, value)| (key.to_owned(), value.into()));
-    let changes = Changes::gather(Some(config), flags.into_iter().collect()).unwrap();
-    Trainer::from_changes(&changes).unwrap()
+    Trainer::from_changes(&changes(config, data, run, &[])).unwrap()
 }
 
 /// Writes a grey image of 32x32 as the input of `biformer forward`.

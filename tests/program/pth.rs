@@ -121,7 +121,7 @@ fn what_holds_no_weights_is_refused_with_the_way_out() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(600))]
+    #![proptest_config(ProptestConfig { cases: 600, failure_persistence: None, ..ProptestConfig::default() })]
 
     /// Neither a byte that is another nor an end that comes too early makes reading panic, or hang. The archive has checksums,
     /// so that a change is noticed, but for those in what nobody reads.

@@ -1,6 +1,7 @@
 //! Inputs on which [`attention`](super::attention) is checked.
 
-use crate::case::{Case, Definition, Draw, far_from_zero, from_fn, uniform};
+use crate::bra::cases::far_from_zero;
+use crate::case::{Case, Definition, Draw, from_fn, uniform};
 use autograd::exact::{Array, Scalar};
 use autograd::{Result, Var};
 

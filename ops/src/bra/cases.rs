@@ -1,7 +1,7 @@
 //! Inputs on which [`bra`](super::bra) is checked.
 
 use super::{Bra, RouteKind};
-use crate::case::{Case, Definition, Draw, far_from_zero, uniform};
+use crate::case::{Case, Definition, Draw, array, from_fn, uniform};
 use autograd::exact::{Array, Scalar};
 use autograd::{Result, Var};
 use tensor::Tensor;
@@ -130,4 +130,19 @@ pub fn drawn(draw: &Draw) -> Case {
     let topk = draw.within(7, 1..=grid[0] * grid[1]);
     let (images, heads) = (draw.within(0, 0..=2), 1 + draw.within(0, 0..=1));
     Setup { images, grid, region, heads, dims, topk, kernel: [0, 3, 5][draw.within(4, 0..=2)] }.case("drawn")
+}
+
+/// A variant of `qkv` in which one head has scores around ±200: the queries' first channel is multiplied by 32, and 32
+/// is added to the keys' first channel. All values are rounded to sixteenths before that, so that their products are
+/// exact in single precision too.
+pub(crate) fn far_from_zero(qkv: &Tensor, qk_dim: usize) -> Tensor {
+    let (values, width) = (array(qkv).data, qkv.shape()[3]);
+    from_fn(qkv.shape().clone(), |i| {
+        let value = (16.0 * values[i]).round() / 16.0;
+        match i % width {
+            0 => 32.0 * value,
+            channel if channel == qk_dim => 32.0 + value,
+            _ => value,
+        }
+    })
 }

@@ -1,7 +1,7 @@
 // Attention in bf16 on tensor cores for maps so small that a block holds a whole head of them: products of all queries
 // with all keys, where keys that are not routed get a weight of zero. With regions of a few tokens that is about as
-// fast forward as gathering, which looks up where the keys of each region lie and leaves products half empty; backward
-// it took a quarter less time even when A was computed three times. (Zero times NaN is NaN: one among a head's values
+// fast forward as gathering, which looks up where the keys of each region lie and leaves products half empty, and
+// faster backward, where A is computed once for all gradients. (Zero times NaN is NaN: one among a head's values
 // reaches all of its queries.) A warp owns rows, queries or, backward, keys: two tiles of 16.
 
 #pragma once

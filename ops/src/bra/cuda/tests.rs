@@ -34,6 +34,15 @@ fn geometries(dim: usize) -> Vec<Geometry> {
     ]
 }
 
+/// out and lse of a map in f64.
+fn on_the_cpu(g: Geometry, qkv: &Tensor, routes: &Tensor, scale: f64) -> [Tensor; 2] {
+    let mut out = Tensor::empty(g.shape(g.v_dim), DType::F64);
+    let mut lse = Tensor::empty([g.images, g.heads, g.tokens()], DType::F64);
+    let (qkv, routes) = (qkv.as_slice("test").unwrap(), routes.as_slice("test").unwrap());
+    cpu::forward::<f64>(g, qkv, routes, scale, out.as_mut_slice("test").unwrap(), lse.as_mut_slice("test").unwrap());
+    [out, lse]
+}
+
 #[test]
 fn every_form_agrees_with_the_cpu() {
     let Some(gpu) = Gpu::for_tests(11) else { return };
@@ -49,16 +58,7 @@ fn every_form_agrees_with_the_cpu() {
             let routes: Vec<u32> = routes.collect();
             let routes = Tensor::from_slice(&routes, [g.images, g.regions.count(), g.topk]).unwrap();
             let wide = qkv.cast(DType::F64).unwrap();
-            let mut out = Tensor::empty(g.shape(g.v_dim), DType::F64);
-            let mut lse = Tensor::empty([g.images, g.heads, g.tokens()], DType::F64);
-            cpu::forward::<f64>(
-                g,
-                wide.as_slice("test").unwrap(),
-                routes.as_slice("test").unwrap(),
-                scale,
-                out.as_mut_slice("test").unwrap(),
-                lse.as_mut_slice("test").unwrap(),
-            );
+            let [out, lse] = on_the_cpu(g, &wide, &routes, scale);
             let dout = uniform(out.shape().clone(), 3).cast(DType::Bf16).unwrap();
             let mut dqkv = Tensor::empty(qkv.shape().clone(), DType::F64);
             cpu::backward::<f64>(
@@ -159,16 +159,7 @@ fn masked_attention_holds_for_scores_of_any_size() {
                 }
             }
             let qkv = Tensor::from_slice(&qkv, g.shape(g.row())).unwrap().cast(DType::Bf16).unwrap();
-            let mut out = Tensor::empty(g.shape(g.v_dim), DType::F64);
-            let mut lse = Tensor::empty([g.images, g.heads, g.tokens()], DType::F64);
-            cpu::forward::<f64>(
-                g,
-                qkv.cast(DType::F64).unwrap().as_slice("test").unwrap(),
-                routes.as_slice("test").unwrap(),
-                scale,
-                out.as_mut_slice("test").unwrap(),
-                lse.as_mut_slice("test").unwrap(),
-            );
+            let [out, lse] = on_the_cpu(g, &qkv.cast(DType::F64).unwrap(), &routes, scale);
             let empty = |like: &Tensor, dtype| Tensor::empty_on(&device, like.shape().clone(), dtype).unwrap();
             let (mut got, mut got_lse) = (empty(&out, DType::Bf16), empty(&lse, DType::F32));
             let read = [&qkv.to_device(&device).unwrap(), &routes.to_device(&device).unwrap()];

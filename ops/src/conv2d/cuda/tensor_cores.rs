@@ -55,6 +55,9 @@ impl<'a> Direct<'a> {
             let padded = (g.images * height + 2 * REACH).checked_mul((width + 2 * REACH) * channels);
             padded.is_some_and(|elements| i32::try_from(elements).is_ok())
         });
+        // As is the weight, with its rows padded to packs.
+        let padded = (g.kernel[0] * g.kernel[1]).checked_mul(channels.next_multiple_of(8) * outputs);
+        let countable = countable && padded.is_some_and(|elements| i32::try_from(elements).is_ok());
         let something = self.map.count() * result.count() > 0;
         Ok((known && in_packs && aligned && near && countable && something).then_some(self))
     }
