@@ -49,7 +49,7 @@ fn what_is_missing_is_said() {
         (
             ("STANDIN_MEMORY", "1000000"),
             "cuda",
-            "no room on the GPU for cuBLASLt's workspace, 33.6 MB more; of its 1.0 MB",
+            "no room on the GPU for cuBLASLt's workspace, 33 MB more; of its 1.0 MB",
         ),
     ] {
         let ran = run(standin, &[settings], &["bench", "--device", device, "--steps", "1"]);
