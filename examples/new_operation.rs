@@ -79,6 +79,7 @@ fn drawn(draw: &Draw) -> Case {
 
 /// 5. The check, all of it: values, gradients, laws, and whether the check would notice a wrong rule.
 pub fn main() -> Result<()> {
+    biformer::tensor::set_poison(true); // memory that a rule forgets to write holds NaN, not zeros
     let report = check(&Op { name: "softplus", summary: "ln(1 + exp(x))", cases, drawn, kernels: None });
     println!("{} gradient elements of {} cases compared:", report.checked, report.cases);
     println!("  with central differences, relative error {:.1e}", report.difference_error);

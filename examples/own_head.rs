@@ -36,7 +36,7 @@ pub fn main() -> Result<()> {
     let loader = Loader::new(images, LoaderConfig::train(32, SEED, transform))?;
     let mut batches = loader.epoch(0, 0);
 
-    let mut means = vec![];
+    let (mut means, mut steps) = (vec![], 0..);
     for (name, frozen, lr) in [("the head", &["downsample_layers", "stages", "norm"][..], 1e-2), ("all", &[], 3e-3)] {
         model.freeze(frozen)?;
         // Created anew: freezing changes the model's layout, and gradients and optimisers of the old layout are
@@ -44,7 +44,7 @@ pub fn main() -> Result<()> {
         let mut gradients = Gradients::new(&model.parameters)?;
         let mut adamw = AdamW::new(&model.parameters, AdamWConfig::default())?;
         let mut losses = vec![];
-        for (step, batch) in (0..40).zip(&mut batches) {
+        for (step, batch) in steps.by_ref().take(40).zip(&mut batches) {
             let batch = batch?;
             let images = Tensor::from_slice(&batch.images, batch.shape)?; // (N, H, W, 3)
             let labels = Tensor::from_slice(&batch.labels, [batch.labels.len()])?; // (N)

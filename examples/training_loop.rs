@@ -36,7 +36,8 @@ pub fn main() -> Result<()> {
     let loader = Loader::new(images, LoaderConfig::train(32, SEED, transform))?;
 
     let mut losses = vec![];
-    for (step, batch) in (0..STEPS).zip(loader.epoch(0, 0)) {
+    let batches = (0..).flat_map(|epoch| loader.epoch(epoch, 0)); // each in an order of its own
+    for (step, batch) in (0..STEPS).zip(batches) {
         let batch = batch?;
         let MicroBatch { images, shape, targets } = batch.part(0, 1); // the whole batch
         let images = Tensor::from_slice(images, shape)?; // (N, H, W, 3)

@@ -82,9 +82,9 @@ impl Gradients {
     }
 
     /// All parameters' gradients, (layout length), to be changed between the backward pass and the optimiser: by noise,
-    /// by the gradients of another thread's pass. The gaps between parameters must stay zero. None if there are no
-    /// parameters. Errors: [`tensor::Error::Shared`] while views of them live; [`tensor::Error::DType`];
-    /// [`tensor::Error::Device`] on a GPU.
+    /// by the gradients of another thread's pass. What lies between parameters must stay zero, and so must the gradients
+    /// of frozen ones, or the optimiser would move them. None if there are no parameters. Errors:
+    /// [`tensor::Error::Shared`] while views of them live; [`tensor::Error::DType`]; [`tensor::Error::Device`] on a GPU.
     pub fn flat_mut<T: Element>(&mut self) -> Result<Option<&mut [T]>> {
         Ok(self.flat.as_mut().map(|flat| flat.values.as_mut_slice("gradients")).transpose()?)
     }

@@ -66,7 +66,7 @@ pub(crate) enum Tail {
 
 impl BiFormer {
     /// A new model in f32 or f64. The seed decides its initial weights. Errors:
-    /// [`Error::Config`](crate::Error::Config).
+    /// [`Error::Config`](crate::Error::Config); [`tensor::Error::DType`] for another type.
     pub fn new(config: &ModelConfig, seed: u64, dtype: DType) -> Result<Self> {
         Ok(Self::build(config, Builder::new(seed), dtype, |_| ())?.0)
     }

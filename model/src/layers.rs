@@ -170,6 +170,10 @@ impl LayerNorm {
     /// ε
     pub const EPSILON: f64 = 1e-6;
 
+    pub(crate) fn is_frozen(&self, pass: &Pass<'_>) -> bool {
+        pass.is_frozen(self.weight)
+    }
+
     /// Starts as the plain normalisation.
     pub fn new(builder: &mut Builder, name: &str, channels: usize) -> Self {
         let weight = builder.parameter(format!("{name}.weight"), [channels], Init::Constant(1.0));

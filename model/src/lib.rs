@@ -52,6 +52,7 @@ pub use factors::Factors;
 pub use files::TensorFile;
 pub use gradcheck::{GRADIENT_TOLERANCE, PartCheck, check_gradients, images_to_check};
 pub use layers::{BatchNorm, Conv, DepthwiseConv, LayerNorm, Linear};
+pub use mlp::Mlp;
 pub use overrides::{FIELDS, bare_number, field_name};
 pub use pass::{Mode, Pass, Trace};
 pub use presets::{PRESETS, Preset, preset};

@@ -225,8 +225,9 @@ impl BiFormer {
         let layout = self.parameters.layout().clone();
         let mut heads = vec![];
         for id in layout.ids().filter(|&id| layout.name(id).starts_with(HEAD)) {
-            if from.len() != layout.shape(id)[0] {
-                let expected = format!("a class or none for each of {}", layout.shape(id)[0]);
+            let classes = layout.shape(id).first().copied().unwrap_or(0);
+            if from.len() != classes {
+                let expected = format!("a class or none for each of {classes}");
                 return Err(tensor::Error::shape("load_classes", expected, &[from.len()]).into());
             }
             let Some(theirs) = file.tensors.get(layout.name(id)) else { continue };

@@ -244,10 +244,14 @@ impl AdamW {
     }
 
     /// Continues from a saved state, bit for bit; the moments of frozen parameters are set to zero, whatever was saved for
-    /// them. (So, when a model has been frozen or thawed, its new optimiser takes over the moments of the old one:
-    /// `restore(&old.state())`.) The optimiser gets other memory: a [recording](tensor::cuda::Gpu::record) that was
-    /// made before would go on with the old moments. Errors: [`Error::Layout`] for the state of another model;
-    /// [`Error::Unusable`] for values that no step can have left.
+    /// them. So, when parts of a model have been frozen, its new optimiser can take over the moments of the old one:
+    /// `restore(&old.state())`. But where parts have been thawed, begin with new moments: those of thawed parameters would be
+    /// zero, and after many steps nothing corrects for that, so that their first steps would be several times too long.
+    ///
+    /// Moments are matched to parameters by their places: save and restore with the same layout. The optimiser gets
+    /// other memory: a [recording](tensor::cuda::Gpu::record) that was made before would go on with the old moments.
+    /// Errors: [`Error::Layout`] for a state of another length or type; [`Error::Unusable`] for values that no step can
+    /// have left.
     pub fn restore(&mut self, state: &AdamWState) -> Result<()> {
         let AdamWState { steps, m, v } = state.clone().own(&self.layout, &self.m.device())?;
         (self.steps, self.m, self.v) = (steps, m, v);

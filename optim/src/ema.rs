@@ -138,8 +138,8 @@ impl Ema {
         EmaState { updates: self.updates, average: self.average.flat().clone() }
     }
 
-    /// Continues from a saved state, bit for bit. Errors: [`Error::Layout`] for that
-    /// of another model; [`Error::Unusable`] for numbers that are not finite;
+    /// Continues from a saved state, bit for bit. Numbers are matched to parameters by their places. Errors:
+    /// [`Error::Layout`] for a state of another length or type; [`Error::Unusable`] for numbers that are not finite;
     /// [`tensor::Error::Shared`] while a tape or a view of the average lives, as one's own state is.
     pub fn restore(&mut self, state: &EmaState) -> Result<()> {
         let what = "averaged parameters";

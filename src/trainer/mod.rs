@@ -22,7 +22,7 @@
 //! | `display.rs` | what a user sees while it trains |
 //! | `stopwatch.rs` | how long an epoch takes, and how much of that it waits |
 
-mod average;
+pub mod average;
 mod beginning;
 mod best;
 pub mod checkpoint;

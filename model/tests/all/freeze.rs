@@ -103,6 +103,23 @@ fn a_frozen_normalisation_keeps_its_statistics_and_goes_by_them() -> Result<()> 
     Ok(())
 }
 
+/// As in evaluation: what a new head learns from is not noisier than what it will see.
+#[test]
+fn no_image_skips_a_branch_of_a_frozen_block() -> Result<()> {
+    let config =
+        model::preset("nano")?.config().with_overrides(["depth=1,1,1", "embed_dim=24,48,96", "drop_path=0.9"])?;
+    let mut model = BiFormer::new(&config, 1, DType::F64)?;
+    let images = Tensor::full([4, 32, 32, 3], 0.5);
+    let logits = |model: &BiFormer, mode: Mode| -> Result<Vec<f64>> {
+        Ok(model.forward(&Tape::new(), &images, mode)?.logits()?.value().to_vec()?)
+    };
+    let train = Mode::Train { seed: 1, step: 0 };
+    assert_ne!(logits(&model, train)?, logits(&model, Mode::Evaluate)?);
+    model.freeze(&["downsample_layers", "stages", "norm"])?;
+    assert_eq!(logits(&model, train)?, logits(&model, Mode::Evaluate)?);
+    Ok(())
+}
+
 #[test]
 fn parts_that_are_not_there() -> Result<()> {
     let (name, fields) = MODELS[0];
