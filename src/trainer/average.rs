@@ -8,6 +8,7 @@ use anyhow::{Context, Result, bail};
 use autograd::Parameters;
 use model::{BiFormer, RunningStatistics};
 use optim::{Ema, EmaConfig, EmaState};
+use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use tensor::Tensor;
 
@@ -19,6 +20,7 @@ pub struct Average {
 }
 
 /// What a checkpoint keeps of [`Average`].
+#[derive(Debug)]
 pub struct AverageState {
     /// The number of updates made.
     pub updates: u64,
@@ -28,15 +30,22 @@ pub struct AverageState {
     pub statistics: Tensor,
 }
 
+impl fmt::Debug for Average {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Average").field("parameters", &self.parameters).finish_non_exhaustive()
+    }
+}
+
 impl Average {
-    /// An average that starts at this model.
+    /// An average that starts at this model. Errors: those of [`Ema::new`], and of the device.
     pub fn new(model: &BiFormer, config: EmaConfig) -> Result<Self> {
         let parameters = Ema::new(&model.parameters, config)?;
         let statistics = tensors(&model.statistics).map(Tensor::duplicate).collect::<tensor::Result<_>>()?;
         Ok(Self { parameters, statistics })
     }
 
-    /// Moves the average towards a model, by the same step in all its numbers: e ← e + (1 − d)·(x − e).
+    /// Moves the average towards a model, by the same step in all its numbers: e ← e + (1 − d)·(x − e). Errors: those of
+    /// [`Ema::update`].
     pub fn update(&mut self, model: &BiFormer) -> Result<()> {
         self.parameters.update(&model.parameters)?;
         self.follow_statistics(model)
@@ -95,7 +104,7 @@ impl Average {
 }
 
 /// Replaces a model's numbers by the averages of a checkpoint.
-pub fn adopt(model: &mut BiFormer, parameters: &Tensor, statistics: &Tensor) -> Result<()> {
+pub(super) fn adopt(model: &mut BiFormer, parameters: &Tensor, statistics: &Tensor) -> Result<()> {
     copy_parameters(&mut model.parameters, parameters)?;
     split(statistics.as_slice("averaged statistics")?, tensors_mut(&mut model.statistics))
 }
