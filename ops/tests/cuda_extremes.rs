@@ -156,18 +156,34 @@ fn layer_norm_gives_its_value_again() -> Result<()> {
 
 /// A parameter in f32 beside a map in bf16 is rounded; any other two types are a mistake.
 #[test]
-fn mul_rounds_nothing_but_parameters() -> Result<()> {
+fn add_and_mul_round_nothing_but_parameters() -> Result<()> {
     let Some(gpu) = Gpu::for_tests(11) else { return Ok(()) };
-    let (device, tape) = (Device::Cuda(gpu), Tape::inference());
-    let of = |dtype: DType| -> Result<Var<'_>> { Ok(tape.constant(uniform([3], 1).cast(dtype)?.to_device(&device)?)) };
+    let (device, tape) = (Device::Cuda(gpu), Tape::new());
+    let of = |shape: &[usize], dtype: DType| -> Result<Var<'_>> {
+        Ok(tape.input(uniform(shape, 1).cast(dtype)?.to_device(&device)?))
+    };
     let types = [DType::F64, DType::F32, DType::Bf16];
-    for (a, b) in types.into_iter().flat_map(|a| types.map(|b| (a, b))) {
-        let (fits, product) = (a == b || (a, b) == (DType::Bf16, DType::F32), ops::mul(&of(a)?, &of(b)?));
-        match product {
-            Ok(product) => assert!(fits && product.dtype() == a, "{a} and {b}"),
-            Err(error) => {
-                let refused = matches!(error, autograd::Error::Tensor(tensor::Error::DType { op: "mul", .. }));
-                assert!(!fits && refused, "{a} and {b}: {error}");
+    let operations = [("add", ops::add as for<'t> fn(&Var<'t>, &Var<'t>) -> Result<Var<'t>>), ("mul", ops::mul)];
+    for (op, apply) in operations {
+        for (a, b) in types.into_iter().flat_map(|a| types.map(|b| (a, b))) {
+            // With and without broadcasting.
+            for shape in [&[3][..], &[2, 3]] {
+                let (fits, second) = (a == b || (a, b) == (DType::Bf16, DType::F32), of(shape, b)?);
+                let y = match apply(&of(&[2, 3], a)?, &second) {
+                    Ok(y) => y,
+                    Err(autograd::Error::Tensor(tensor::Error::DType { .. })) if !fits => continue,
+                    Err(error) => return Err(error),
+                };
+                assert!(fits && y.dtype() == a, "{op}, {a} and {b}");
+                let mut gradients = Gradients::default();
+                tape.backward_from(&y, Tensor::full([2, 3], 1.0).cast(a)?.to_device(&device)?, &mut gradients)?;
+                let gradient = gradients.of(&second).expect("invariant: y depends on it");
+                assert_eq!((gradient.dtype(), &**gradient.shape()), (b, shape), "{op}, {a} and {b}");
+                if op == "add" {
+                    let sum = if shape.len() == 1 { 2.0 } else { 1.0 };
+                    let gradient = gradient.cast(DType::F64)?.to_vec::<f64>()?;
+                    assert!(gradient.iter().all(|&g| g == sum), "{a} and {b}: {gradient:?}");
+                }
             }
         }
     }

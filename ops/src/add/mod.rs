@@ -2,11 +2,12 @@
 //!
 //! **Forward.** y = a + b, shapes aligned at the last axis, extents equal or 1 (NumPy's rule).
 //!
-//! **Backward.** ∂y/∂a = 1, so da = dy, summed over the axes along which a was broadcast; db likewise. Only the shapes
-//! are saved.
+//! **Backward.** ∂y/∂a = 1, so da = dy, summed over the axes along which a was broadcast; db likewise. Only shapes and
+//! types are saved.
 //!
-//! Operands may be views, both of the same type: f32 or f64, and on a GPU also bf16. Errors:
-//! [`tensor::Error::Broadcast`], [`tensor::Error::DType`], [`tensor::Error::Argument`] if the size of y overflows.
+//! Operands may be views, both of the same type: f32 or f64, and on a GPU also bf16; or on a GPU a in bf16 with b in
+//! f32, which is rounded. Errors: [`tensor::Error::Broadcast`], [`tensor::Error::DType`], [`tensor::Error::Argument`] if
+//! the size of y overflows.
 
 pub mod cases;
 mod cuda;
@@ -15,7 +16,7 @@ pub mod reference;
 use crate::broadcast;
 use autograd::{InputGrads, Result, Rule, Var, rule_fields};
 use tensor::cuda::Module;
-use tensor::{Device, Shape, Tensor, match_float};
+use tensor::{DType, Device, Shape, Tensor, match_float};
 
 pub(crate) const MODULE: Option<&Module> = Some(&cuda::KERNELS);
 pub(crate) const SUMMARY: &str = "a + b, with broadcasting";
@@ -28,20 +29,20 @@ pub fn add<'t>(a: &Var<'t>, b: &Var<'t>) -> Result<Var<'t>> {
         }),
         Device::Cuda(_) => broadcast::cuda::zip(&cuda::KERNELS, a.value(), b.value())?,
     };
-    let shapes = [a.shape().clone(), b.shape().clone()];
-    a.tape().record("add", &[a, b], y, || Add { shapes })
+    let operands = [a, b].map(|operand| (operand.shape().clone(), operand.dtype()));
+    a.tape().record("add", &[a, b], y, || Add { operands })
 }
 
 struct Add {
-    shapes: [Shape; 2],
+    operands: [(Shape, DType); 2],
 }
 
 impl Rule for Add {
     rule_fields!("add");
 
     fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
-        for (input, shape) in self.shapes.iter().enumerate() {
-            broadcast::give("add", grads, input, dy.clone(), shape)?;
+        for (input, (shape, dtype)) in self.operands.iter().enumerate() {
+            broadcast::give("add", grads, input, dy.clone(), (shape, *dtype))?;
         }
         Ok(())
     }

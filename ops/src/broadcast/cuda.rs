@@ -3,14 +3,15 @@
 use super::{last_repeated, summed};
 use tensor::cuda::elements::sum_rows;
 use tensor::cuda::{Module, Out, elements};
-use tensor::{Result, Shape, Tensor};
+use tensor::{DType, Result, Shape, Tensor};
 
 /// out[i] = f(a[i], b[i]) over the common shape, by one of the module's two kernels: `<name>_values(const T* a, Layout,
 /// const T* b, Layout, T* out, i64 count)` for any views, and `<name>_packs(const T* a, const T* b, T* out, i64 count)`
-/// with a thread to a pack.
+/// with a thread to a pack. Beside a map in bf16, b may be a parameter in f32, which is rounded.
 pub fn zip(module: &'static Module, a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let shape = a.shape().broadcast(b.shape(), module.name)?;
     let (dtype, count) = (a.dtype(), shape.count());
+    let b = if (dtype, b.dtype()) == (DType::Bf16, DType::F32) { &b.cast(dtype)? } else { b };
     b.ensure_dtype(module.name, dtype)?;
     let mut out = Tensor::empty_on(&a.device(), shape.clone(), dtype)?;
     let kernel = |end: &str| module.launch_on(a, &format!("{}_{end}<T>", module.name));

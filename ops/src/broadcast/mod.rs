@@ -7,17 +7,19 @@ pub mod cuda;
 use crate::give::give;
 use autograd::{InputGrads, Result};
 use std::ops::RangeInclusive;
-use tensor::{Shape, Tensor};
+use tensor::{DType, Shape, Tensor};
 
-/// Gives an operand of shape `to` its gradient: `gradient`, summed over the axes along which the operand was broadcast.
+/// Gives an operand of shape `to` and type `dtype` its gradient: `gradient`, summed over the axes along which the operand
+/// was broadcast.
 pub fn give(
     op: &'static str,
     grads: &mut InputGrads<'_, '_>,
     input: usize,
     gradient: Tensor,
-    to: &Shape,
+    (to, dtype): (&Shape, DType),
 ) -> Result<()> {
     if gradient.shape() == to {
+        let gradient = if gradient.dtype() == dtype { gradient } else { gradient.cast(dtype)? };
         return grads.give(input, gradient);
     }
     give!(grads, input, gradient, op, out => {

@@ -7,7 +7,7 @@
 //! both factors, each for the other's gradient.
 //!
 //! Operands may be views, both of the same type: f32 or f64, and on a GPU also bf16; or on a GPU a in bf16 with b in
-//! f32. Errors: [`tensor::Error::Broadcast`], [`tensor::Error::DType`], [`tensor::Error::Argument`] if the size of y
+//! f32, which is rounded. Errors: [`tensor::Error::Broadcast`], [`tensor::Error::DType`], [`tensor::Error::Argument`] if the size of y
 //! overflows.
 
 pub mod cases;
@@ -17,7 +17,7 @@ pub mod reference;
 use crate::broadcast;
 use autograd::{InputGrads, Result, Rule, Var, rule_fields};
 use tensor::cuda::Module;
-use tensor::{DType, Device, Tensor, match_float};
+use tensor::{Device, Tensor, match_float};
 
 pub(crate) const MODULE: Option<&Module> = Some(&cuda::KERNELS);
 pub(crate) const SUMMARY: &str = "a·b element by element, with broadcasting";
@@ -31,10 +31,6 @@ pub fn mul<'t>(a: &Var<'t>, b: &Var<'t>) -> Result<Var<'t>> {
 fn product(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     Ok(match a.device() {
         Device::Cpu => match_float!(a.dtype(), "mul", T => broadcast::cpu::zip("mul", a, b, |a: T, b: T| a * b)?),
-        // A parameter in f32 is rounded to bf16, the type of the maps.
-        Device::Cuda(_) if (a.dtype(), b.dtype()) == (DType::Bf16, DType::F32) => {
-            broadcast::cuda::zip(&cuda::KERNELS, a, &b.cast(DType::Bf16)?)?
-        }
         Device::Cuda(_) => broadcast::cuda::zip(&cuda::KERNELS, a, b)?,
     })
 }
@@ -52,12 +48,8 @@ impl Rule for Mul {
             if !grads.wanted(input) {
                 continue;
             }
-            let mut product = product(&dy, other)?;
-            // A product that is summed over broadcast axes is converted to the factor's type by that sum.
-            if product.shape() == factor.shape() {
-                product = product.cast(factor.dtype())?;
-            }
-            broadcast::give("mul", grads, input, product, factor.shape())?;
+            let product = product(&dy, other)?;
+            broadcast::give("mul", grads, input, product, (factor.shape(), factor.dtype()))?;
         }
         Ok(())
     }
