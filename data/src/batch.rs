@@ -14,8 +14,8 @@ pub struct Batch {
     pub labels: Vec<u32>,
     /// The soft targets of mixed images, (N, K): for each a distribution over the classes. Empty if nothing is mixed.
     pub targets: Vec<f32>,
-    /// The samples' indices in the data set, (N), by which a program can look up targets of its own: of whole images. Where
-    /// an image was cropped, mirrored or mixed, positions in it are elsewhere, and nothing says where.
+    /// The samples' indices in the data set, (N), by which a program can look up targets of its own: of whole images.
+    /// Where an image was cropped, mirrored or mixed, positions in it are elsewhere, and nothing says where.
     pub samples: Vec<usize>,
     /// The images that could not be decoded. Their slots hold other samples.
     pub skipped: Vec<Skipped>,

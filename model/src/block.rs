@@ -58,8 +58,8 @@ impl Block {
         self.residual(pass, &x, 1, |x, residual| self.mlp.forward(pass, x, residual))
     }
 
-    /// x + γ·branch(x), where in training samples may skip the branch at random, unless the block is frozen. With neither
-    /// γ nor skipping, the branch is asked to add x itself.
+    /// x + γ·branch(x), where in training samples may skip the branch at random, unless the block is frozen. With
+    /// neither γ nor skipping, the branch is asked to add x itself.
     fn residual<'t>(
         &self,
         pass: &Pass<'t>,
@@ -68,6 +68,7 @@ impl Block {
         branch: impl Fn(&Var<'t>, bool) -> Result<Var<'t>>,
     ) -> Result<Var<'t>> {
         let stream = if self.drop_path > 0.0 { pass.stream() } else { None };
+        // Drawn nevertheless: what is frozen must not decide which images skip other blocks' branches.
         let stream = stream.filter(|_| !self.norm1.is_frozen(pass));
         if self.gamma.is_none() && stream.is_none() {
             return branch(x, true);

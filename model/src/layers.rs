@@ -170,6 +170,7 @@ impl LayerNorm {
     /// ε
     pub const EPSILON: f64 = 1e-6;
 
+    /// Whether it is frozen, by its γ.
     pub(crate) fn is_frozen(&self, pass: &Pass<'_>) -> bool {
         pass.is_frozen(self.weight)
     }

@@ -17,13 +17,13 @@ use tensor::rng::Philox;
 /// Whether a pass is for training or for use.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Mode {
-    /// Batch statistics, unless the layer is frozen; branches of samples dropped at random, unless the block is frozen, as
-    /// a function of this seed and this step alone.
+    /// Batch statistics, unless the layer is frozen; branches of samples dropped at random, unless the block is frozen,
+    /// as a function of this seed and this step alone.
     Train {
         /// The run's seed.
         seed: u64,
-        /// The step of the run or, if passes are more than steps, the number of the pass: two with the same number drop the
-        /// same branches.
+        /// The step of the run or, if passes are more than steps, the number of the pass: two with the same number drop
+        /// the same branches.
         step: u64,
     },
     /// Running statistics, nothing dropped.

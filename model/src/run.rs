@@ -46,8 +46,8 @@ impl BiFormer {
     }
 
     /// A pass over images (N, H, W, 3), which are brought to the model's device and its type. Errors:
-    /// [`Error::ImageSize`](crate::Error::ImageSize); [`tensor::Error::Shape`] and [`tensor::Error::DType`] for what are no
-    /// images; those of the device.
+    /// [`Error::ImageSize`](crate::Error::ImageSize); [`tensor::Error::Shape`] and [`tensor::Error::DType`] for what are
+    /// no images; those of the device.
     pub fn forward<'t>(&self, tape: &'t Tape, images: &Tensor, mode: Mode) -> Result<Output<'t>> {
         self.output(self.pass(tape, mode)?, images)
     }

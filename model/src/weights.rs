@@ -152,8 +152,8 @@ fn batches_in(tensor: &Tensor) -> Result<u64> {
 }
 
 /// The named model whose tensors, with their shapes, are exactly those of a state_dict, except that its head may be for
-/// any number of classes, or missing, and that numbers of batches may be missing. Fields that no weight depends on (k, the
-/// number of regions, padding) cannot be recognised.
+/// any number of classes, or missing, and that numbers of batches may be missing. Fields that no weight depends on (k,
+/// the number of regions, padding) cannot be recognised.
 /// Errors: those of [`BiFormer::blank`].
 pub fn recognised(file: &TensorFile) -> Result<Option<&'static Preset>> {
     let classes = file.head_classes();

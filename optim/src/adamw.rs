@@ -245,8 +245,9 @@ impl AdamW {
 
     /// Continues from a saved state, bit for bit; the moments of frozen parameters are set to zero, whatever was saved for
     /// them. So, when parts of a model have been frozen, its new optimiser can take over the moments of the old one:
-    /// `restore(&old.state())`. But where parts have been thawed, begin with new moments: those of thawed parameters would be
-    /// zero, and after many steps nothing corrects for that, so that their first steps would be several times too long.
+    /// `restore(&old.state())`. But where parts have been thawed, begin with new moments: those of thawed parameters
+    /// would be zero, and after many steps nothing corrects for that, so that their first steps would be several times
+    /// too long.
     ///
     /// Moments are matched to parameters by their places: save and restore with the same layout. The optimiser gets
     /// other memory: a [recording](tensor::cuda::Gpu::record) that was made before would go on with the old moments.

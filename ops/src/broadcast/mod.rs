@@ -9,8 +9,8 @@ use autograd::{InputGrads, Result};
 use std::ops::RangeInclusive;
 use tensor::{DType, Shape, Tensor};
 
-/// Gives an operand of shape `to` and type `dtype` its gradient: `gradient`, summed over the axes along which the operand
-/// was broadcast.
+/// Gives an operand of shape `to` and type `dtype` its gradient: `gradient`, summed over the axes along which the
+/// operand was broadcast.
 pub fn give(
     op: &'static str,
     grads: &mut InputGrads<'_, '_>,
