@@ -22,7 +22,7 @@ const BREAKAGES: [Breakage; 5] = [
             *x = 0.0;
         }
     }),
-    ("an index off by one", |x| {
+    ("all elements moved by one place", |x| {
         if !x.is_empty() {
             x.rotate_right(1);
         }
