@@ -41,7 +41,7 @@ fn a_head_of_ones_own() {
 
 #[test]
 fn a_picture_is_classified() {
-    let run = common::samples::trained("examples-trained").run;
+    let run = common::samples::trained("examples-trained", 1).run;
     let picture = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/images/horse.png");
     let classes = classify_picture::classify(&run, picture.as_ref()).unwrap();
     let sum: f32 = classes.iter().map(|(_, probability)| probability).sum();

@@ -67,7 +67,7 @@ fn peak(arguments: &[&str]) -> f64 {
 #[test]
 fn a_checkpoint_takes_no_more_memory_than_its_run() {
     let folder = fresh("checkpoint-memory");
-    let (data, run) = (samples::cifar10(&folder.join("data")), folder.join("run"));
+    let (data, run) = (samples::cifar10_of(&folder.join("data"), 2), folder.join("run"));
     let wide = ["--set", "depth=1,1,1", "embed_dim=512,512,1024", "head_dim=32", "full_attention_heads=8"];
     let train = ["train", "--data", text(&data), "--out", text(&run), "--batch-size", "2", "--threads", "2"];
     let begun = peak(&[&train[..], &["--epochs", "1"], &wide].concat());
@@ -134,7 +134,7 @@ fn what_would_take_minutes_to_measure_is_not_foretold() {
 /// Nor is a trained model used on images for which there is no room.
 #[test]
 fn a_trained_model_refuses_images_that_cannot_fit() {
-    let Trained { data, run, .. } = trained("trained-for-huge-images");
+    let Trained { data, run, .. } = trained("trained-for-huge-images", 1);
     let file = run.join("checkpoint.safetensors");
     let mut huge = TensorFile::read(&file).unwrap();
     let config = huge.metadata["config"].replace("image_size = 32", "image_size = 4096");

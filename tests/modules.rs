@@ -78,6 +78,7 @@ fn every_module_vector() {
     assert!(modules.len() > 3, "{} modules", modules.len());
     for (description, known) in modules {
         let kind = description.split([' ', '(']).next().unwrap();
+        assert_eq!(known["idx"].is_array(), kind == "legacy_bra", "{description}: whether its routes are known");
         let dim = number(description, "dim");
         let one_stage = ModelConfig {
             depth: vec![1],

@@ -53,6 +53,7 @@ impl Tape {
         }
         upstream.ensure_dtype("backward", output.gradient_dtype())?;
         let Gradients { flat, inputs, tape, .. } = gradients;
+        let of_parameters = flat.as_ref().map(|flat| flat.values.device());
         if tape.replace(self.id()) != Some(self.id()) {
             inputs.clear();
         }
@@ -67,10 +68,10 @@ impl Tape {
         // So is the upstream gradient, where the output is itself an input.
         let own = Target { node: last, parameter: None, shape: upstream.shape().clone(), dtype: upstream.dtype() };
         InputGrads::new("backward", upstream.device(), smallvec![Some(own)], &mut accumulated).give(0, upstream)?;
-        match output.value().device() {
-            Device::Cpu => walk(&mut self.nodes_mut(), self.profile(), last, &mut accumulated, inputs),
-            Device::Cuda(gpu) => {
-                // Gradients of parameters may be written aside.
+        match of_parameters {
+            None | Some(Device::Cpu) => walk(&mut self.nodes_mut(), self.profile(), last, &mut accumulated, inputs),
+            Some(Device::Cuda(gpu)) => {
+                // They may be written aside.
                 let _joining = gpu.joining();
                 let walked = walk(&mut self.nodes_mut(), self.profile(), last, &mut accumulated, inputs);
                 walked.and(gpu.join().map_err(Error::from))

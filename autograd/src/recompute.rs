@@ -55,11 +55,13 @@ pub(crate) fn recall(rule: &mut dyn Rule, forgotten: &[Forgotten], nodes: &[Node
             return Err(Error::Recompute { reason: format!("{} does not give its value again", source.name()) });
         };
         let (value, shape) = (recompute()?, &nodes[node].shape);
-        if value.shape() != shape {
-            let reason = format!("{} gave {} instead of {shape}", source.name(), value.shape());
+        let place = rule.saved_mut().swap_remove(saved);
+        if (value.shape(), value.dtype()) != (shape, place.dtype()) {
+            let given = format!("{} {}", value.dtype(), value.shape());
+            let reason = format!("{} gave {given} instead of {} {shape}", source.name(), place.dtype());
             return Err(Error::Recompute { reason });
         }
-        *rule.saved_mut()[saved] = value;
+        *place = value;
     }
     Ok(())
 }
@@ -144,6 +146,7 @@ impl<const N: usize> Rule for Segment<N> {
             let reason = format!("its shape is {} in the second run, but was {}", output.shape(), upstream.shape());
             return Err(Error::Recompute { reason });
         }
+        upstream.ensure_dtype("segment", output.gradient_dtype())?;
         let last = output.node();
         drop(output);
         grads.walk(&tape, &nodes, last, upstream)

@@ -312,11 +312,13 @@ impl Tape {
     }
 
     /// Lets `change` rewrite the saved tensors of one node, if it is there. Mutation tests of the gradient check use it
-    /// to make backward rules that are deliberately wrong.
+    /// to make backward rules that are deliberately wrong. Panics if a tensor of theirs is on a GPU, where a kernel
+    /// relies on what its rule has saved.
     #[doc(hidden)]
     pub fn tamper(&self, node: usize, change: impl FnOnce(Vec<&mut Tensor>)) {
         if let Some(Node { origin: Origin::Operation(rule), .. }) = self.nodes.borrow_mut().get_mut(node) {
             change(rule.saved_mut());
+            assert!(rule.saved().iter().all(|(_, saved)| saved.device() == Device::Cpu), "tampering is for the CPU");
         }
     }
 }

@@ -140,9 +140,10 @@ fn a_profile_sees_what_segments_do() {
 
 /// Operations whose recomputation forgets its shape, or is offered only at first.
 #[test]
-fn a_value_that_is_recomputed_in_another_shape_or_not_at_all_is_an_error() {
+fn a_value_that_is_recomputed_otherwise_or_not_at_all_is_an_error() {
     struct Forgetful {
         offers: Cell<usize>,
+        again: Tensor,
     }
     impl Rule for Forgetful {
         fn name(&self) -> &'static str {
@@ -156,17 +157,22 @@ fn a_value_that_is_recomputed_in_another_shape_or_not_at_all_is_an_error() {
         }
         fn recompute(&self) -> Option<Recompute<'_>> {
             self.offers.set(self.offers.get().checked_sub(1)?);
-            Some(Box::new(|| Ok(vector(&[1.0]))))
+            Some(Box::new(|| Ok(self.again.clone())))
         }
         fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
             grads.give(0, dy)
         }
     }
     // It is asked once for each of the two values that z saves.
-    for (offers, expected) in [(9, "gave (1) instead of (2)"), (2, "does not give its value again")] {
+    let single = Tensor::from_slice(&[1.0f32, 2.0], [2]).unwrap();
+    for (offers, again, expected) in [
+        (9, vector(&[1.0]), "gave f64 (1) instead of f64 (2)"),
+        (9, single, "gave f32 (2) instead of f64 (2)"),
+        (2, vector(&[1.0, 2.0]), "does not give its value again"),
+    ] {
         let tape = Tape::recomputing_cheap();
         let x = tape.input(vector(&[1.0, 2.0]));
-        let rule = || Forgetful { offers: Cell::new(offers) };
+        let rule = || Forgetful { offers: Cell::new(offers), again };
         let y = tape.record("forgetful", &[&x], vector(&[1.0, 2.0]), rule).unwrap();
         let z = times(&y, &y).unwrap();
         drop(y);

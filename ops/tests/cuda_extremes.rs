@@ -2,7 +2,7 @@
 //! that makes no sense, which a GPU cannot be asked about without waiting for it.
 
 use autograd::exact::{Array, Scalar};
-use autograd::{Gradients, Result, Tape, Var};
+use autograd::{Gradients, Parameters, ParametersBuilder, Result, Tape, Var};
 use ops::BatchNorm;
 use ops::case::{Case, Definition, indices, separated, uniform};
 use ops::check::device::{parity, tolerance};
@@ -329,4 +329,28 @@ fn nan_rows(elements: &[f32], width: usize) -> Vec<bool> {
 #[test]
 fn in_ptx() {
     Standin::in_ptx(version()).into_iter().for_each(|standin| _ = standin.repeat(&[], &[]));
+}
+
+/// A parameter that was cast, and gradients on another GPU than the parameters: no kernel is given these.
+#[test]
+fn gradients_of_another_type_or_device_are_refused() -> Result<()> {
+    let [Some(gpu), Some(other)] = [11, 12].map(Gpu::for_tests) else { return Ok(()) };
+    let [device, other] = [gpu, other].map(Device::Cuda);
+    let mut builder = ParametersBuilder::default();
+    let id = builder.add("logits", [4, 8], (0..32).map(|i| f64::from(i).sin()));
+    let parameters = builder.build(DType::F64)?;
+    let labels = Tensor::from_slice(&[0u32, 3, 7, 1], [4])?.to_device(&device)?;
+    let loss_of = |parameters: &Parameters, gradients: &mut Gradients| {
+        let tape = Tape::new();
+        let loss = ops::cross_entropy(&tape.parameter(parameters, id), &labels, 0.0)?;
+        tape.backward(&loss, gradients)
+    };
+    let whole = parameters.to_device(&device)?;
+    let (mut fitting, mut elsewhere) = (Gradients::new(&whole)?, Gradients::new(&parameters.to_device(&other)?)?);
+    loss_of(&whole, &mut fitting)?;
+    let refused = loss_of(&whole.cast(DType::F32)?, &mut fitting).unwrap_err();
+    assert!(matches!(refused, autograd::Error::Tensor(tensor::Error::DType { .. })), "{refused}");
+    let refused = loss_of(&whole, &mut elsewhere).unwrap_err();
+    assert!(matches!(refused, autograd::Error::Tensor(tensor::Error::Device { .. })), "{refused}");
+    Ok(())
 }

@@ -108,10 +108,11 @@ fn rows_compared(case: &Case, factors: DType, what: &str) -> Result<usize> {
 /// Some cases, by the names of their operation and their own, on those of the instruction sets that this machine has.
 fn agrees(isas: &[Isa], is_one: impl Fn(&str, &str) -> bool, factors: DType) {
     tensor::set_poison(true);
-    let mut failures = vec![];
+    let (mut failures, mut compared) = (vec![], 0);
     for limited in limits(isas) {
         for op in OPS {
             for case in (op.cases)().into_iter().filter(|case| is_one(op.name, &case.name)) {
+                compared += 1;
                 let error =
                     single_error(&case, factors).unwrap_or_else(|error| panic!("{}, {}: {error}", op.name, case.name));
                 if !within(error, SINGLE_TOLERANCE) {
@@ -122,6 +123,7 @@ fn agrees(isas: &[Isa], is_one: impl Fn(&str, &str) -> bool, factors: DType) {
             }
         }
     }
+    assert!(compared > 0, "no such case");
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 

@@ -230,9 +230,10 @@ impl AdamW {
         Ok(constants)
     }
 
-    /// The gradients, flat, if they and the parameters are those of this optimiser's model.
+    /// The gradients, flat, if they and the parameters are those of this optimiser's model, in its type.
     pub(crate) fn ensure_own<'g>(&self, parameters: &Parameters, gradients: &'g Gradients) -> Result<&'g Tensor> {
         ensure_layout(&self.layout, "parameters", parameters.layout())?;
+        ensure_flat(&self.layout, "parameters", parameters.flat())?;
         ensure_layout(&self.layout, "gradients", gradients.layout().ok_or(Error::NoParameters)?)?;
         gradients.require_all()?;
         gradients.flat().ok_or(Error::NoParameters)

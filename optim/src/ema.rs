@@ -122,6 +122,7 @@ impl Ema {
     /// [`tensor::Error::Argument`] for an update that was not prepared.
     pub(crate) fn with_rate(&mut self, parameters: &Parameters) -> Result<(&mut Tensor, &Tensor)> {
         ensure_layout(self.average.layout(), "parameters", parameters.layout())?;
+        ensure_flat(self.average.layout(), "averaged parameters", self.average.flat())?;
         let missing = || tensor::Error::argument("ema", "no update was prepared; pass the average to AdamW::prepare");
         let rate = self.rate.as_ref().filter(|_| self.prepared).ok_or_else(missing)?;
         Ok((self.average.flat_tensor_mut(), rate))

@@ -271,3 +271,25 @@ fn a_long_gradient_is_clipped_as_on_the_cpu() {
 fn in_ptx() {
     Standin::in_ptx(version()).into_iter().for_each(|standin| _ = standin.repeat(&[], &[]));
 }
+
+/// Kernels take all flat buffers to be of the layout's length and type.
+#[test]
+fn flat_buffers_of_another_type_or_length_are_refused() {
+    let Some(gpu) = Gpu::for_tests(5) else { return };
+    let device = Device::Cuda(gpu);
+    let mut parameters = parameters(DType::F32).to_device(&device).unwrap();
+    let mut gradients = Gradients::new(&parameters).unwrap();
+    let mut adamw = AdamW::new(&parameters, AdamWConfig::default()).unwrap();
+    let config = EmaConfig { decay: 0.9, warmup: false };
+    let mut short = Ema::new(&parameters.cast(DType::Bf16).unwrap(), config).unwrap();
+    give(&parameters, &mut gradients, |_| 1.0);
+    adamw.prepare(&parameters, 1e-3, 1.0, Some(&mut short)).unwrap();
+    let refused = adamw.clip_and_step(&mut parameters, &mut gradients, Some(&mut short)).unwrap_err();
+    assert!(matches!(&refused, Error::Layout { what: "averaged parameters", .. }), "{refused}");
+    let wide = parameters.cast(DType::F64).unwrap();
+    *parameters.flat_tensor_mut() = Tensor::zeros_on(&device, [1 << 16], DType::F32).unwrap();
+    for mut other in [parameters, wide] {
+        let refused = adamw.step(&mut other, &mut gradients, 1e-3).unwrap_err();
+        assert!(matches!(&refused, Error::Layout { what: "parameters", .. }), "{refused}");
+    }
+}

@@ -281,6 +281,13 @@ mod tests {
         page.enumerate_pixels().filter(|&(x, _, &pixel)| (left..right).contains(&x) && pixel == rgb(colour)).count()
     }
 
+    /// How far down the pixels of a colour are, on average.
+    fn height(page: &RgbImage, colour: RGBColor, left: u32, right: u32) -> f64 {
+        let inside =
+            page.enumerate_pixels().filter(|&(x, _, &pixel)| (left..right).contains(&x) && pixel == rgb(colour));
+        inside.map(|(_, y, _)| f64::from(y)).sum::<f64>() / count(page, colour, left, right) as f64
+    }
+
     #[test]
     fn runs_of_any_length_have_both_curves_in_both_panels() -> Result<()> {
         for length in [1, 2, 12, 1000] {
@@ -290,6 +297,10 @@ mod tests {
                 assert!(count(&page, BLUE, left, right) > 30, "train over {length} epochs");
                 assert!(count(&page, VERMILION, left, right) > 30, "test over {length} epochs");
             }
+            // The test's loss is higher, and its accuracy lower.
+            let [loss, accuracy] = [(0, WIDTH / 2), (WIDTH / 2, WIDTH)]
+                .map(|(left, right)| [BLUE, VERMILION].map(|colour| height(&page, colour, left, right)));
+            assert!(loss[1] < loss[0] && accuracy[1] > accuracy[0], "{loss:?} and {accuracy:?} over {length} epochs");
             // Nothing is cut off: the margins are empty.
             let inside = |x: u32, y: u32| (8..WIDTH - 8).contains(&x) && (8..HEIGHT - 8).contains(&y);
             assert!(page.enumerate_pixels().all(|(x, y, pixel)| inside(x, y) || *pixel == Rgb([255; 3])));

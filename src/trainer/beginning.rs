@@ -27,7 +27,7 @@ impl Learner {
         let path = &config.weights;
         let (unfit_head, by_order) = (weights.unfit_head(path, classes), weights.goes_by_order(classes));
         let their_model = weights.described().map(|(theirs, _)| theirs.model.clone());
-        let theirs = weights.class_names().unwrap_or_default();
+        let theirs = weights.class_names(classes).unwrap_or_default();
         let weights = weights.into_weights()?;
         let loaded = match &unfit_head {
             None => model.load(&weights, path),

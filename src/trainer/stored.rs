@@ -3,7 +3,7 @@
 use super::best::{BEST, kept_in};
 use super::checkpoint::{self, Checkpoint, FILE_NAME, Progress, tensor_names};
 use super::data_facts::DataFacts;
-use super::trained::{self, Described, go_by_order, usual_names};
+use super::trained::{self, Described, go_by_order, usual_names_among};
 use crate::config::RunConfig;
 use crate::paths::{ensure_expanded, error_of, quoted};
 use crate::printing::tell;
@@ -112,23 +112,23 @@ impl Stored {
     }
 
     /// The names of the classes that the weights' head is for, if they have one: those of weights that name none are the
-    /// [usual](usual_names) ones.
-    pub fn class_names(&self) -> Option<Vec<String>> {
+    /// [usual ones](usual_names_among) among these classes.
+    pub fn class_names(&self, classes: &[String]) -> Option<Vec<String>> {
         match self {
             Self::Described(described, _) => Some(described.data.classes.clone()),
-            Self::Alone(file) => file.head_classes().map(usual_names),
+            Self::Alone(file) => file.head_classes().map(|count| usual_names_among(count, classes)),
         }
     }
 
     /// Whether the weights name no classes, so that these are assumed to be theirs, in this order.
     pub fn goes_by_order(&self, classes: &[String]) -> bool {
-        matches!(self, Self::Alone(_)) && self.class_names().is_some_and(|names| go_by_order(&names, classes))
+        matches!(self, Self::Alone(_)) && self.class_names(classes).is_some_and(|names| go_by_order(&names, classes))
     }
 
     /// Why the head of the weights cannot be used as it is for a model of these classes; none if it can. `weights` is
     /// their name in the message.
     pub fn unfit_head(&self, weights: &str, classes: &[String]) -> Option<String> {
-        let Some(names) = self.class_names() else { return Some(format!("There is no head in {weights}")) };
+        let Some(names) = self.class_names(classes) else { return Some(format!("There is no head in {weights}")) };
         if names.len() != classes.len() {
             return Some(format!("The head of {weights} is for {} classes", names.len()));
         }

@@ -174,6 +174,14 @@ pub fn usual_names(count: usize) -> Vec<String> {
     }
 }
 
+/// The same, as data of these classes calls them: where they are ImageNet's and the data's are the numbers from 0 (so
+/// ImageNet-V2 is laid out), a number is the class's place.
+pub fn usual_names_among(count: usize, of_data: &[String]) -> Vec<String> {
+    let numbers: Vec<String> = (0..count).map(|class| class.to_string()).collect();
+    let numbered = count == 1000 && of_data.len() == count && numbers.iter().all(|number| of_data.contains(number));
+    if numbered { numbers } else { usual_names(count) }
+}
+
 /// Whether the classes of weights that name none, but are usually called so, are taken to be those of the data, in the
 /// order of their names: if there are as many, and none of them is known by its name.
 pub fn go_by_order(usual: &[String], of_data: &[String]) -> bool {
@@ -183,6 +191,9 @@ pub fn go_by_order(usual: &[String], of_data: &[String]) -> bool {
 /// What is said of that.
 pub const BY_ORDER: &str =
     "the weights name no classes; they are taken to be those of the data, in the order of their names";
+
+/// What is said where the data's classes are numbers.
+pub const BY_NUMBER: &str = "the data's classes are the numbers from 0: they are taken to be ImageNet's, by their places";
 
 /// The configuration of a state_dict alone, of the model of this name: it has as many classes as its head.
 pub fn config_of(file: &TensorFile, model: &str) -> Result<RunConfig> {

@@ -1,7 +1,7 @@
 //! What can go wrong with a tensor.
 
 use crate::memory::amount;
-use crate::{DType, Shape};
+use crate::{DType, Device, Shape};
 
 /// A failure of a tensor operation. All variants but `OutOfMemory` and `Gpu` name the operation.
 #[derive(Debug, thiserror::Error, Clone, PartialEq)]
@@ -164,6 +164,14 @@ impl Error {
     /// A [`Error::Shape`].
     pub fn shape(op: &'static str, expected: impl Into<String>, actual: &[usize]) -> Self {
         Error::Shape { op, expected: expected.into(), actual: Shape::from(actual).to_string() }
+    }
+
+    /// A [`Error::Device`].
+    pub(crate) fn device(op: &'static str, expected: &Device, actual: &Device) -> Self {
+        let [expected, actual] = [expected, actual].map(Device::to_string);
+        // Of two GPUs of one kind.
+        let actual = if actual == expected { format!("another {actual}") } else { actual };
+        Error::Device { op, expected, actual }
     }
 
     /// An [`Error::Argument`].

@@ -102,6 +102,8 @@ fn what_another_thread_asks_during_a_recording_is_refused() {
             input.cast(DType::F64).map(drop),
             input.duplicate().map(drop),
             Tensor::zeros_on(&device, [2], DType::F32).map(drop),
+            // Its memory could be what the recording uses.
+            Tensor::empty_on(&device, [2], DType::F32).map(drop),
             launch.random(&rng).map(drop),
             // SAFETY: nothing is submitted.
             unsafe { gpu.aside(&[], || Ok(())) },

@@ -1,6 +1,6 @@
 //! Small data sets, and the configuration of a small model.
 
-use super::program::{Ran, biformer, fresh, text};
+use super::program::{Ran, biformer, copy_folder, fresh, text};
 use biformer::config::Changes;
 use biformer::model::{BiFormer, ModelConfig, TensorFile, preset};
 use biformer::tensor::{DType, Tensor};
@@ -11,6 +11,7 @@ use image::ImageEncoder;
 use image::codecs::{jpeg::JpegEncoder, png::PngEncoder};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 /// Training images of [`cifar10`].
 pub const TRAIN: usize = 5 * RECORDS;
@@ -125,7 +126,7 @@ pub fn config(folder: &Path, fields: &str) -> PathBuf {
     path
 }
 
-/// A finished run of one epoch, and what it was made from.
+/// A finished run, and what it was made from.
 pub struct Trained {
     /// The data set.
     pub data: PathBuf,
@@ -133,6 +134,8 @@ pub struct Trained {
     pub config: PathBuf,
     /// The run folder.
     pub run: PathBuf,
+    /// What the program said meanwhile.
+    pub said: Ran,
 }
 
 /// The weights in a run folder, averaged if it kept an average, as a state_dict alone.
@@ -154,12 +157,31 @@ pub fn of_a_thousand(class: usize) -> TensorFile {
     weights
 }
 
-/// Trains the small model for an epoch, in a folder of this name.
-pub fn trained(name: &str) -> Trained {
+/// A run of one epoch that many tests look at, and none changes.
+pub fn of_one_epoch() -> &'static Trained {
+    static RUN: OnceLock<Trained> = OnceLock::new();
+    RUN.get_or_init(|| trained("one-epoch", 1))
+}
+
+/// The same, of three.
+pub fn of_three_epochs() -> &'static Trained {
+    static RUN: OnceLock<Trained> = OnceLock::new();
+    RUN.get_or_init(|| trained("three-epochs", 3))
+}
+
+/// A copy of a run of one epoch, in a folder of this name.
+pub fn copied_run(name: &str) -> PathBuf {
+    let folder = fresh(name);
+    copy_folder(&of_one_epoch().run, &folder);
+    folder
+}
+
+/// Trains the small model on [`cifar10`], in a folder of this name.
+pub fn trained(name: &str, epochs: usize) -> Trained {
     let folder = fresh(name);
     let (data, config, run) = (cifar10(&folder.join("data")), config(&folder, ""), folder.join("run"));
-    train(&folder, "", &data, &["--epochs", "1"]).ok();
-    Trained { data, config, run }
+    let said = train(&folder, "", &data, &["--epochs", &epochs.to_string()]).ok();
+    Trained { data, config, run, said }
 }
 
 /// Trains the small model, with some fields changed and some more arguments, into the folder's `run`.

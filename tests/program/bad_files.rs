@@ -1,28 +1,14 @@
 //! Files that the program is to read and cannot: weights, checkpoints, run folders. What it says is one line with the way
 //! out, and nothing on disk is harmed.
 
-use crate::common::program::{biformer, contents, copy_folder, fresh, json, text};
-use crate::common::samples::{self, Trained};
+use crate::common::program::{biformer, contents, fresh, json, text};
+use crate::common::samples::{self, Trained, copied_run, of_one_epoch};
 use biformer::model::TensorFile;
 use biformer::tensor::Tensor;
 use biformer::trainer::folder::RunFolder;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::PathBuf;
-use std::sync::OnceLock;
-
-/// A finished run, to be copied.
-pub fn shared() -> &'static Trained {
-    static SHARED: OnceLock<Trained> = OnceLock::new();
-    SHARED.get_or_init(|| samples::trained("bad-files"))
-}
-
-/// A copy of the finished run, whose checkpoint a test may damage.
-pub fn copied_run(name: &str) -> PathBuf {
-    let folder = fresh(name);
-    copy_folder(&shared().run, &folder);
-    folder
-}
 
 #[test]
 fn weights_of_another_model() {
@@ -121,13 +107,13 @@ fn weights_of_another_model() {
 
 #[test]
 fn checkpoints_that_are_none() {
-    let whole = fs::read(shared().run.join("checkpoint.safetensors")).unwrap();
+    let whole = fs::read(of_one_epoch().run.join("checkpoint.safetensors")).unwrap();
     let run = copied_run("bad-checkpoint");
     let file = run.join("checkpoint.safetensors");
     let refused = |parts: &[&str]| {
         let before = contents(&run);
-        let data = text(&shared().data);
-        let config = text(&shared().config);
+        let data = text(&of_one_epoch().data);
+        let config = text(&of_one_epoch().config);
         let resume = ["train", "--resume", "--config", config, "--data", data, "--out", text(&run)];
         for arguments in [&["eval", "--checkpoint", text(&run)][..], &resume] {
             biformer(arguments).refused(parts);
@@ -190,7 +176,7 @@ fn checkpoints_that_are_none() {
         refused(&[problem]);
     }
     change_progress("\"optimizer_steps\":", "\"optimizer_steps\":99");
-    let resume = ["train", "--resume", "--epochs", "4", "--data", text(&shared().data), "--out", text(&run)];
+    let resume = ["train", "--resume", "--epochs", "4", "--data", text(&of_one_epoch().data), "--out", text(&run)];
     biformer(&resume).refused(&["checkpoint.safetensors", "has taken 99", "steps in", "another copy"]);
     change(&|file| {
         let mut progress = json(&file.metadata["progress"]);
@@ -222,7 +208,7 @@ fn checkpoints_that_are_none() {
     biformer(&["train", "--resume", "--out", text(&run)]).refused(&["weights alone", "no run can go on", "--weights"]);
     biformer(&["train", "--resume", "--out", text(&file)]).refused(&["it is a file", "--out", "--weights"]);
     fs::remove_file(&file).unwrap();
-    fs::copy(shared().run.join("best.safetensors"), run.join("best.safetensors")).unwrap();
+    fs::copy(of_one_epoch().run.join("best.safetensors"), run.join("best.safetensors")).unwrap();
     let best = "put best.safetensors in its place, which is whole: the run goes on after epoch 1";
     biformer(&["eval", "--checkpoint", text(&run)]).refused(&["there is no checkpoint, but", "best.safetensors"]);
     let whole = fs::read(run.join("best.safetensors")).unwrap();
@@ -230,12 +216,16 @@ fn checkpoints_that_are_none() {
     biformer(&["eval", "--checkpoint", text(&run)]).refused(&["nor can that of the best epoch be read", "damaged"]);
     fs::write(run.join("best.safetensors"), &whole).unwrap();
     biformer(&["train", "--resume", "--out", text(&run)]).refused(&["there is no checkpoint.safetensors", best]);
-    biformer(&["train", "--data", text(&shared().data), "--out", text(&run)]).refused(&["has lost its", best, "--out"]);
+    biformer(&["train", "--data", text(&of_one_epoch().data), "--out", text(&run)]).refused(&[
+        "has lost its",
+        best,
+        "--out",
+    ]);
     fs::remove_file(run.join("best.safetensors")).unwrap();
     biformer(&["eval", "--checkpoint", text(&run)]).refused(&["there is no checkpoint", "run folder"]);
     biformer(&["train", "--resume", "--out", text(&run)]).refused(&["there is no checkpoint.safetensors", "--out"]);
 
-    let resume = ["train", "--resume", "--epochs", "4", "--data", text(&shared().data), "--out", text(&run)];
+    let resume = ["train", "--resume", "--epochs", "4", "--data", text(&of_one_epoch().data), "--out", text(&run)];
     for (tensor, number) in [("optimizer.m", f32::NAN), ("optimizer.v", -1.0), ("optimizer.v", f32::INFINITY)] {
         let shape = stored.tensors[tensor].shape().clone();
         change(&|file| _ = file.tensors.insert(tensor.into(), Tensor::full(shape.clone(), number)));
@@ -252,7 +242,7 @@ fn checkpoints_that_are_none() {
 
 #[test]
 fn a_resumed_run_stays_what_it_was() {
-    let Trained { config, .. } = shared();
+    let Trained { config, .. } = of_one_epoch();
     let run = copied_run("bad-resume");
     let before = contents(&run);
     let resume = |more: &[&str]| biformer(&[&["train", "--resume", "--out", text(&run)], more].concat());
@@ -285,7 +275,7 @@ fn run_folders_that_cannot_be() {
     let folder = fresh("bad-folder");
     let file = folder.join("a-file");
     fs::write(&file, "precious").unwrap();
-    let Trained { data, config, .. } = shared();
+    let Trained { data, config, .. } = of_one_epoch();
     let nowhere: &[&str] = if cfg!(target_os = "linux") { &["/proc/self/run"] } else { &[] };
     for out in [file.clone(), file.join("below")].into_iter().chain(nowhere.iter().map(PathBuf::from)) {
         // Whatever else may be wrong: opening the data can take its time.

@@ -2,17 +2,11 @@
 //! exit status 2, and nothing on disk harmed.
 
 use crate::common::program::{biformer, fresh, json, place, text, with_slashes};
-use crate::common::samples::{self, Trained, train};
+use crate::common::samples::{self, of_one_epoch, train};
 use biformer::model::TensorFile;
 use biformer::tensor::Tensor;
 use std::fs;
 use std::path::Path;
-use std::sync::OnceLock;
-
-fn shared() -> &'static Trained {
-    static SHARED: OnceLock<Trained> = OnceLock::new();
-    SHARED.get_or_init(|| samples::trained("bad-input"))
-}
 
 #[test]
 fn data_that_is_missing_or_damaged() {
@@ -52,7 +46,7 @@ fn data_that_is_missing_or_damaged() {
         train(&folder, "", &data, &[]).refused(parts);
         // Nor can what has been trained be measured, or trained on.
         if file == "test_batch.bin" {
-            biformer(&["eval", "--checkpoint", text(&shared().run), "--data", text(&data)]).refused(parts);
+            biformer(&["eval", "--checkpoint", text(&of_one_epoch().run), "--data", text(&data)]).refused(parts);
         }
     }
     assert!(!folder.join("run").exists(), "no run folder for a run that cannot begin");
@@ -120,7 +114,7 @@ fn another_number_of_classes() {
     biformer(&[&["bench", "--batch-size", "1", "--steps", "1"][..], &arguments].concat()).ok();
     let config = folder.join("c.toml");
     fs::write(&config, "[architecture]\nnum_classes = 7").unwrap();
-    let shared = shared();
+    let shared = of_one_epoch();
     let run = folder.join("run");
     biformer(&["train", "--config", text(&config), "--data", text(&shared.data), "--out", text(&run)]).refused(&[
         "architecture.num_classes = 7",
@@ -135,7 +129,7 @@ fn another_number_of_classes() {
 #[test]
 fn names_that_do_not_exist() {
     let folder = fresh("bad-names");
-    let data = &shared().data;
+    let data = &of_one_epoch().data;
     biformer(&["train", "--model", "nanno"]).refused(&["no model named \"nanno\"", "did you mean \"nano\"", "tiny"]);
     biformer(&["info", "--model", "smal"]).refused(&["did you mean \"small\""]);
     biformer(&["gradcheck", "--op", "liner"]).refused(&["did you mean \"linear\"", "softmax"]);
@@ -268,7 +262,7 @@ fn names_that_would_act_on_a_terminal() {
 /// They would be four hundred times as slow as one for each core.
 #[test]
 fn many_more_threads_than_cores() {
-    let run = text(&shared().run);
+    let run = text(&of_one_epoch().run);
     let said = biformer(&["eval", "--checkpoint", run, "--threads", "1024"]).ok();
     let most = 8 * std::thread::available_parallelism().map_or(1, usize::from);
     let note = if most < 1024 { format!("note: {most} threads instead of 1024") } else { String::new() };
@@ -304,7 +298,7 @@ fn little_memory_ends_no_run_by_force() {
     // Of large batches made ahead one is trained on in small parts: it is the images that take the room.
     let folder = fresh("little-memory");
     let (config, run) = (samples::config(&folder, "micro_batches = 80\nimage_size = 512"), folder.join("run"));
-    let train = ["train", "--config", text(&config), "--data", text(&shared().data), "--out", text(&run)];
+    let train = ["train", "--config", text(&config), "--data", text(&of_one_epoch().data), "--out", text(&run)];
     within(500, &[&train[..], &["--batch-size", "160", "--threads", "2"]].concat()).refused(&[
         "memory",
         "are free",

@@ -1,8 +1,7 @@
 //! What stands in the way of files that the program is to write: full disks, results, pipes. Nothing on disk is harmed.
 
-use crate::bad_files::{copied_run, shared};
 use crate::common::program::{biformer, contents, fresh, text};
-use crate::common::samples::{self, train};
+use crate::common::samples::{self, copied_run, of_one_epoch, train};
 use biformer::model::TensorFile;
 use biformer::tensor::Tensor;
 use biformer::tensor::cuda::Gpu;
@@ -15,7 +14,7 @@ fn a_disk_that_fills_up_harms_no_checkpoint() {
     use crate::common::program::limited;
     let run = copied_run("full disk");
     let before = contents(&run);
-    let config = text(&shared().config);
+    let config = text(&of_one_epoch().config);
     limited("ulimit -f 32", &["train", "--resume", "--config", config, "--out", text(&run), "--epochs", "2"]).refused(
         &[
             "saving failed, the checkpoint before it is unharmed",
@@ -30,7 +29,7 @@ fn a_disk_that_fills_up_harms_no_checkpoint() {
     // With room again, it goes on.
     biformer(&["train", "--resume", "--out", text(&run), "--epochs", "2"]).ok();
     let new = fresh("full-disk-new").join("run");
-    let data = text(&shared().data);
+    let data = text(&of_one_epoch().data);
     let train = ["train", "--config", config, "--data", data, "--out", text(&new), "--epochs", "1"];
     limited("ulimit -f 32", &train).refused(&["saving failed; allow larger files"]);
     // What did not begin is not in the way.

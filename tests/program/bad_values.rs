@@ -48,7 +48,7 @@ fn a_default_batch_gives_way_to_few_images_and_no_other() {
 #[test]
 fn values_that_make_no_sense() {
     let folder = fresh("bad-values");
-    let trained = samples::trained("bad-values-trained");
+    let trained = samples::of_one_epoch();
     let data = &trained.data;
     let nowhere = samples::config(&folder, "out = \"\"");
     biformer(&["train", "--config", text(&nowhere), "--data", text(data)])
@@ -194,7 +194,7 @@ fn words_and_names() {
 #[test]
 fn configurations_that_would_be_misunderstood() {
     let folder = fresh("bad-misunderstood");
-    let Trained { run, data, .. } = &samples::trained("bad-misunderstood-trained");
+    let Trained { run, data, .. } = samples::of_one_epoch();
     let out = folder.join("run");
     let train = |more: &[&str]| biformer(&[&["train", "--data", text(data), "--out", text(&out)], more].concat());
     let of_run = run.join("config.toml");

@@ -1,33 +1,14 @@
 //! Every command's way through the real program, on a small model and small data.
 
 use crate::common::program::{Ran, biformer, command, copy_folder, fresh, json, json_lines, text, unread};
-use crate::common::samples;
+use crate::common::samples::{self, Trained, of_three_epochs};
 use biformer::commands::Cli;
 use biformer::data::load_image;
 use clap::CommandFactory;
 use serde_json::Value;
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::path::Path;
 use tensor::cpu::isa::Isa;
-
-struct Trained {
-    data: PathBuf,
-    run: PathBuf,
-    said: Ran,
-}
-
-/// A run that several tests look at.
-fn trained() -> &'static Trained {
-    static RUN: OnceLock<Trained> = OnceLock::new();
-    RUN.get_or_init(|| {
-        let folder = fresh("cli");
-        let (data, run) = (samples::cifar10(&folder.join("data")), folder.join("run"));
-        let config = samples::config(&folder, "");
-        let said = biformer(&["train", "--config", text(&config), "--data", text(&data), "--out", text(&run)]).ok();
-        Trained { data, run, said }
-    })
-}
 
 fn metrics(run: &Path) -> Vec<Value> {
     json_lines(&run.join("metrics.jsonl"))
@@ -35,7 +16,7 @@ fn metrics(run: &Path) -> Vec<Value> {
 
 #[test]
 fn train_leaves_a_complete_run_folder() {
-    let Trained { run, said, .. } = trained();
+    let Trained { run, said, .. } = of_three_epochs();
     let metrics = metrics(run);
     assert_eq!(metrics.len(), 3);
     assert!(metrics[2]["train_loss"].as_f64() < metrics[0]["train_loss"].as_f64(), "it learns: {metrics:?}");
@@ -57,13 +38,37 @@ fn train_leaves_a_complete_run_folder() {
         "timings.jsonl",
     ];
     assert_eq!(files, expected);
-    assert!(said.out.contains("Test accuracy") && said.out.contains(text(run)), "{said:?}");
+    let last = 100.0 * metrics[2]["test_accuracy"].as_f64().unwrap();
+    assert!(said.out.contains(&format!("Test accuracy {last:.1}% after ")) && said.out.contains(text(run)), "{said:?}");
+    assert!(said.out.contains("Training losses are with label smoothing of 0.1, test losses without.\n"), "{said:?}");
     assert!(
         said.out.contains(" M parameters, 160 training images of 10 classes, 32 test images.\nTraining"),
         "{said:?}"
     );
     // Without a terminal: a line for each epoch, and no bar.
-    assert_eq!(said.out.lines().filter(|line| line.starts_with("epoch")).count(), 3, "{said:?}");
+    let lines: Vec<&str> = said.out.lines().filter(|line| line.starts_with("epoch")).collect();
+    assert_eq!(lines.len(), 3, "{said:?}");
+    for (line, metrics) in lines.into_iter().zip(&metrics) {
+        let of = |key: &str| metrics[key].as_f64().unwrap();
+        let expected = format!(
+            "epoch {:>3}/3  train loss {:.3} {:>5.1}%   test loss {:.3}  accuracy {:>4.1}%   ",
+            of("epoch"),
+            of("train_loss"),
+            100.0 * of("train_accuracy"),
+            of("test_loss"),
+            100.0 * of("test_accuracy")
+        );
+        assert!(line.starts_with(&expected), "{line}, expected {expected}");
+    }
+    let timings = json_lines(&run.join("timings.jsonl"));
+    assert_eq!(timings.len(), 3);
+    for (epoch, timing) in (1..).zip(&timings) {
+        let of = |key: &str| timing[key].as_f64().unwrap();
+        // An epoch's seconds include its test, its speed does not.
+        let trained = of("images_per_second") * of("seconds");
+        assert!(timing["epoch"] == epoch && trained >= samples::TRAIN as f64, "{timing}");
+        assert!((0.0..=1.0).contains(&of("waited")), "{timing}");
+    }
     assert_eq!(said.err, "");
 }
 
@@ -74,7 +79,7 @@ fn the_command_line_wins_over_the_file() {
     // Also where they call a field by different names.
     let published = fs::read_to_string(&config).unwrap().replace("drop_path = ", "drop_path_rate = ");
     fs::write(&config, published).unwrap();
-    let Trained { data, .. } = trained();
+    let Trained { data, .. } = of_three_epochs();
     let files = ["train", "--config", text(&config), "--data", text(data), "--out", text(&run)];
     let fields = [
         "--epochs",
@@ -173,7 +178,7 @@ fn an_image_folder_works_like_cifar() {
 
 #[test]
 fn a_run_can_start_from_the_weights_of_another() {
-    let Trained { data, run, .. } = trained();
+    let Trained { data, run, .. } = of_three_epochs();
     let folder = fresh("cli-weights");
     let start = |data: &Path, fields: &str, name: &str, weights: &[&str]| {
         let (config, out) = (samples::config(&folder, fields), folder.join(name));
@@ -199,7 +204,7 @@ fn everything_that_is_off_can_be_trained() {
     let with = fs::read_to_string(&config).unwrap().replace("[schedule]", "[schedule]\nrule = \"timm\"");
     let with = with.replace("warmup_epochs = 0.5", "warmup_epochs = 1.0");
     fs::write(&config, with + "soft_routing = true\nlayer_scale = 0.1\n").unwrap();
-    let Trained { data, .. } = trained();
+    let Trained { data, .. } = of_three_epochs();
     biformer(&["train", "--config", text(&config), "--data", text(data), "--out", text(&run)]).ok();
     let metrics = metrics(&run);
     let of = |key: &str| metrics.iter().map(|line| line[key].as_f64().unwrap()).collect::<Vec<f64>>();
@@ -293,6 +298,11 @@ fn info_knows_the_published_sizes() {
         let info = json(&biformer(&["info", "--recompute", recompute, "--json"]).ok().out);
         info["activation_bytes_per_image"].as_u64().unwrap()
     };
+    let single = ["info", "--json", "--batch-size", "1", "--image-size", "16", "--set", "depth=1,1", "embed_dim=16,32"];
+    let fields = ["topks=1,-2", "n_win=1", "head_dim=8", "full_attention_heads=4", "stem_strides=4,4"];
+    let said = biformer(&[&single[..], &fields].concat()).ok();
+    assert!(said.err.contains("note: this model cannot be trained: "), "{said:?}");
+    assert!(json(&said.out)["training_bytes"].is_null() && json(&said.out)["inference_bytes"].is_u64(), "{said:?}");
     assert!(kept("none") > kept("cheap") && kept("cheap") > kept("block"));
     assert_eq!(kept("auto"), kept("cheap"), "as a CPU trains");
     biformer(&["info", "--batch-size", "0"]).refused(&["--batch-size 0", "1 to"]);
@@ -388,7 +398,7 @@ fn output_that_cannot_be_written_is_no_panic() {
     // Pictures are drawn before that is noticed.
     let (folder, full) = (fresh("cli-full-output"), fs::File::options().write(true).open("/dev/full").unwrap());
     let (config, run) = (samples::config(&folder, ""), folder.join("run"));
-    let train = ["train", "--config", text(&config), "--data", text(&trained().data), "--out", text(&run)];
+    let train = ["train", "--config", text(&config), "--data", text(&of_three_epochs().data), "--out", text(&run)];
     let mut train = command(&[&train[..], &["--epochs", "1"]].concat());
     Ran::from(train.stdout(full).spawn().unwrap().wait_with_output().unwrap()).refused(&["No space left"]);
     assert!(run.join("routing.png").exists());
@@ -399,7 +409,7 @@ fn output_that_cannot_be_written_is_no_panic() {
 fn a_low_learning_rate_needs_no_other() {
     let folder = fresh("cli-low-rate");
     let (config, run) = (samples::config(&folder, ""), folder.join("run"));
-    let train = ["train", "--config", text(&config), "--data", text(&trained().data), "--out", text(&run)];
+    let train = ["train", "--config", text(&config), "--data", text(&of_three_epochs().data), "--out", text(&run)];
     biformer(&[&train[..], &["--epochs", "1", "--lr", "5e-6"]].concat()).ok();
     let stored: toml::Table = fs::read_to_string(run.join("config.toml")).unwrap().parse().unwrap();
     let rates = ["peak", "start", "min"].map(|rate| stored["schedule"][rate].as_float());

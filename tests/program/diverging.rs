@@ -1,24 +1,18 @@
 //! Runs that diverge, and weights that no run can go on from: where it went wrong is said, and nothing unusable is kept.
 
 use crate::common::program::{biformer, copy_folder, fresh, text};
-use crate::common::samples::{self, Trained, train};
+use crate::common::samples::{self, of_one_epoch, train};
 use biformer::model::TensorFile;
 use biformer::tensor::Tensor;
 use std::fs;
-use std::sync::OnceLock;
 
 /// What weights alone do not say, a field of the configuration that they are trained further with.
 const NORMALISED: &str = "preprocessing = { mean = [0.5, 0.5, 0.5], std = [0.25, 0.25, 0.25] }";
 
-fn shared() -> &'static Trained {
-    static SHARED: OnceLock<Trained> = OnceLock::new();
-    SHARED.get_or_init(|| samples::trained("diverging"))
-}
-
 #[test]
 fn a_loss_that_is_not_finite() {
     let folder = fresh("diverged");
-    let data = &shared().data;
+    let data = &of_one_epoch().data;
     let fields = "clip_norm = 0.0\ncheckpoint_every = 1";
     let said = train(&folder, fields, data, &["--lr", "1e30"]);
     let parts = ["step ", "epoch 1, batch", "learning rate", "training diverged", "a lower --lr"];
@@ -36,7 +30,7 @@ fn a_loss_that_is_not_finite() {
 /// Nobody can go on from weights that are not finite, and so they are not saved.
 #[test]
 fn a_checkpoint_that_nobody_could_read_is_not_written() {
-    let (folder, data) = (fresh("infinite-weights"), &shared().data);
+    let (folder, data) = (fresh("infinite-weights"), &of_one_epoch().data);
     // Steps and decay of 3.3e38, each of which is finite, while their sum is not.
     let rate =
         ["--lr", "3.3e38", "--set", "schedule.warmup_epochs=0", "optimizer.betas=0,0.999", "optimizer.weight_decay=1"];
@@ -51,7 +45,7 @@ fn a_checkpoint_that_nobody_could_read_is_not_written() {
 #[test]
 fn gradients_whose_squares_overflow() {
     let folder = fresh("huge-gradients");
-    let shared = shared();
+    let shared = of_one_epoch();
     let mut huge = samples::weights(&shared.run);
     let head = &huge.tensors["head.weight"];
     let large: Vec<f32> = head.to_vec::<f32>().unwrap().iter().map(|weight| 1e24 * weight).collect();
@@ -71,7 +65,7 @@ fn gradients_whose_squares_overflow() {
 #[test]
 fn the_first_operation_to_go_wrong_is_named() {
     let folder = fresh("huge-weights");
-    let shared = shared();
+    let shared = of_one_epoch();
     let mut huge = samples::weights(&shared.run);
     let weight = huge.tensors.get_mut("stages.1.0.mlp.0.weight").unwrap();
     *weight = Tensor::full(weight.shape().clone(), f32::MAX);

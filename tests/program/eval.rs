@@ -3,24 +3,13 @@
 use crate::common::program::{biformer, copy_folder, fresh, json, json_lines, make_first_best, text};
 #[cfg(unix)]
 use crate::common::program::{limited, limited_command, unread};
-use crate::common::samples::{self, Trained};
+use crate::common::samples::{self, Trained, of_three_epochs};
 use biformer::data::{imagenet_classes, load_image};
 use biformer::model::TensorFile;
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
 use std::sync::OnceLock;
-
-/// A run of three epochs on CIFAR-10's layout.
-fn of_cifar() -> &'static Trained {
-    static RUN: OnceLock<Trained> = OnceLock::new();
-    RUN.get_or_init(|| {
-        let folder = fresh("eval");
-        let (data, config) = (samples::cifar10(&folder.join("data")), folder.join("config-asked.toml"));
-        samples::train(&folder, "", &data, &[]).ok();
-        Trained { data, config, run: folder.join("run") }
-    })
-}
 
 /// A run on an image folder with all three splits: of both classes 10 training images, 4 to choose by and then 1 and 3
 /// to test on.
@@ -34,8 +23,8 @@ fn of_folder() -> &'static Trained {
             fs::create_dir_all(&inside).unwrap();
             (0..count).for_each(|n| samples::picture(&inside.join(format!("{n}.png")), 40, 40, [120, 60 * n, 90]));
         }
-        samples::train(&folder, "image_size = 32", &data, &["--batch-size", "5", "--epochs", "2"]).ok();
-        Trained { data, config, run: folder.join("run") }
+        let said = samples::train(&folder, "image_size = 32", &data, &["--batch-size", "5", "--epochs", "2"]).ok();
+        Trained { data, config, run: folder.join("run"), said }
     })
 }
 
@@ -49,7 +38,7 @@ fn counts(matrix: &Value) -> Vec<Vec<u64>> {
 
 #[test]
 fn eval_measures_what_training_measured() {
-    let Trained { run, data, .. } = of_cifar();
+    let Trained { run, data, .. } = of_three_epochs();
     let report = report(run, &["--batch-size", "16"]);
     let last = &json_lines(&run.join("metrics.jsonl"))[2];
     assert_eq!(report["images"], samples::TEST);
@@ -106,10 +95,10 @@ fn the_split_is_what_training_evaluates_on_or_what_is_asked_for() {
     let as_val = report(run, &["--data", text(&folder)]);
     assert_eq!((&as_val["loss"], &as_val["classes"]), (&train["loss"], &train["classes"]));
 
-    let (folder, cifar) = (text(&folder), &of_cifar().run);
+    let (folder, cifar) = (text(&folder), &of_three_epochs().run);
     biformer(&["eval", "--checkpoint", text(run), "--data", folder, "--split", "test"])
         .refused(&["lacks test/. It has val/."]);
-    for data in ["embedded", text(&of_cifar().data)] {
+    for data in ["embedded", text(&of_three_epochs().data)] {
         let val = ["eval", "--checkpoint", text(cifar), "--data", data, "--split", "val"];
         biformer(&val).refused(&["lacks a split val", "It has train and test images."]);
     }
@@ -122,7 +111,7 @@ fn the_split_is_what_training_evaluates_on_or_what_is_asked_for() {
 
 #[test]
 fn classes_are_counted_by_what_they_were_taken_for() {
-    let report = report(&of_cifar().run, &[]);
+    let report = report(&of_three_epochs().run, &[]);
     let (confusion, classes) = (counts(&report["confusion"]), report["classes"].as_array().unwrap());
     assert_eq!((confusion.len(), classes.len()), (10, 10));
     let (mut accuracies, mut in_five) = (0.0, 0.0);
@@ -147,7 +136,7 @@ fn classes_are_counted_by_what_they_were_taken_for() {
     let data = samples::cifar10(&folder).join("cifar-10-batches-bin/test_batch.bin");
     let seventh = fs::read(&data).unwrap()[3073..2 * 3073].to_vec();
     fs::write(&data, &seventh).unwrap();
-    let one = self::report(&of_cifar().run, &["--data", text(&folder)]);
+    let one = self::report(&of_three_epochs().run, &["--data", text(&folder)]);
     assert_eq!((&one["images"], &one["macro_top1"]), (&1.into(), &one["top1"]));
     assert_eq!(counts(&one["confusion"])[7].iter().sum::<u64>(), 1);
 }
@@ -268,7 +257,7 @@ fn predictions_are_a_line_for_each_image() {
     biformer(&[&["eval", "--checkpoint", text(run)], &both[..]].concat()).refused(&["are both", "name two files"]);
 
     // In place of an earlier result, and of nothing else.
-    let cifar = of_cifar();
+    let cifar = of_three_epochs();
     self::report(&cifar.run, &["--predictions", text(&file)]);
     let of_cifar = json_lines(&file);
     assert!(of_cifar.len() == samples::TEST && of_cifar.iter().all(|line| line.get("path").is_none()), "{of_cifar:?}");
@@ -294,7 +283,7 @@ fn predictions_are_a_line_for_each_image() {
 #[test]
 #[cfg(unix)]
 fn a_report_is_not_lost_with_a_file_that_cannot_be_written() {
-    let Trained { run, .. } = of_cifar();
+    let Trained { run, .. } = of_three_epochs();
     let file = fresh("eval-full").join("test.jsonl");
     let no_room = "ulimit -f 0";
     let said = limited(no_room, &["eval", "--checkpoint", text(run), "--predictions", text(&file)]);
@@ -310,7 +299,7 @@ fn a_report_is_not_lost_with_a_file_that_cannot_be_written() {
 
 #[test]
 fn the_surest_mistakes_are_named() {
-    let Trained { run, .. } = of_cifar();
+    let Trained { run, .. } = of_three_epochs();
     let file = fresh("eval-mistakes").join("test.jsonl");
     let asked = ["--mistakes", "3", "--predictions", text(&file)];
     let found = report(run, &asked);
@@ -343,7 +332,7 @@ fn the_surest_mistakes_are_named() {
 #[test]
 fn better_weights_are_spoken_of() {
     let copy = fresh("eval-best");
-    copy_folder(&of_cifar().run, &copy);
+    copy_folder(&of_three_epochs().run, &copy);
     let best = make_first_best(&copy);
     let notes =
         |err: &str| err.contains("the best, after epoch 1 (100.0%): --checkpoint ") && err.contains(text(&best));
@@ -383,7 +372,7 @@ fn images_that_are_not_the_runs_are_spoken_of() {
 
 #[test]
 fn the_confusion_is_drawn() {
-    let Trained { run, .. } = of_cifar();
+    let Trained { run, .. } = of_three_epochs();
     let file = fresh("eval-confusion").join("taken.png");
     let eval = |to: &Path| biformer(&["eval", "--checkpoint", text(run), "--confusion", text(to)]);
     eval(&file).ok();

@@ -56,7 +56,7 @@ fn forward_takes_a_run_folder_and_says_what_weights_may_be() {
     let folder = fresh("forward-run");
     let [input, output] = ["input", "output"].map(|name| folder.join(format!("{name}.safetensors")));
     samples::grey(&input);
-    let run = &samples::trained("forward-trained").run;
+    let run = &samples::of_one_epoch().run;
     let forward = |weights: &Path| {
         let files = ["--weights", text(weights), "--input", text(&input), "--output", text(&output)];
         let fields = samples::CONFIG.split("[architecture]\n").nth(1).unwrap().replace([' ', '[', ']'], "");

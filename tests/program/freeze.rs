@@ -25,7 +25,7 @@ fn moved(from: &TensorFile, to: &Path) -> Vec<String> {
 
 #[test]
 fn a_frozen_part_stays_to_the_bit() {
-    let Trained { data, run: source, .. } = samples::trained("freeze-source");
+    let Trained { data, run: source, .. } = samples::of_one_epoch();
     let folder = fresh("freeze");
     let fields = format!("weights = {:?}\nfreeze = [\"downsample_layers.0\", \"stages.0\"]", text(&source));
     let config = samples::config(&folder, &fields);

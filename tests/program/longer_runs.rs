@@ -1,6 +1,8 @@
 //! Runs that are made longer, and their best epochs.
 
-use crate::common::program::{Ran, biformer, change_epochs, command, contents, epochs, json, place, text};
+use crate::common::program::{
+    Ran, biformer, change_epochs, command, contents, epochs, json, make_first_best, place, text,
+};
 use crate::common::undisturbed::Undisturbed;
 use biformer::config::Changes;
 use biformer::model::TensorFile;
@@ -54,6 +56,13 @@ fn the_best_epoch_is_kept() {
     assert!(before == contents(&first), "nothing is harmed");
     std::fs::remove_file(first.join("best.safetensors")).unwrap();
     biformer(&resume).ok();
+
+    // Where it is there, and better than the last, it is said what it is good for.
+    make_first_best(&run);
+    let said = biformer(&["train", "--resume", "--out", text(&run), "--epochs", "5"]).ok().out;
+    let kept = "It was best after epoch 1, 100.0%: those weights are in best.safetensors, which eval, predict and export\n\
+                take as well: --checkpoint ";
+    assert!(said.contains(kept), "{said}");
 }
 
 #[test]
@@ -86,6 +95,10 @@ fn a_finished_run_says_so_and_can_be_made_longer() {
     let out = shared.run(name);
     biformer(&["train", "--resume", "--out", text(&out)]).ok();
     assert_eq!(place(&out), Some((3, 0)));
+    // The last of 30 steps is the 24th after a warm-up of 5, along the cosine of a run of three epochs.
+    let cosine = (std::f64::consts::PI * 24.0 / 25.0).cos();
+    let expected = 1e-5 + 0.5 * (4e-3 - 1e-5) * (1.0 + cosine);
+    approx::assert_relative_eq!(epochs(&checkpoint)[2].learning_rate, expected, max_relative = 1e-12);
     biformer(&shared.train(name, &["--resume", "--epochs", "2"])).refused(&["epochs = 2", "come further, with 3 done"]);
 }
 

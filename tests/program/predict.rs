@@ -6,12 +6,10 @@ use biformer::data::{Image, load_image};
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
 
 /// The run folder of a small model, trained on CIFAR-10's layout.
 fn run() -> &'static Path {
-    static RUN: OnceLock<PathBuf> = OnceLock::new();
-    RUN.get_or_init(|| samples::trained("predict-run").run)
+    &samples::of_one_epoch().run
 }
 
 #[test]
@@ -116,20 +114,26 @@ fn predict_draws_what_a_point_attends_to() {
     fs::write(&broken, "no picture").unwrap();
     assert_eq!(predict(&[text(&broken)]).status, Some(2));
     assert!(fs::read(&file).unwrap() == middle, "the broken picture is left out");
-    // Of large images a few are taken at once. All are drawn, also where nobody reads what is printed.
-    let large = |count: usize| {
-        let pictures = vec![text(&picture); count];
+    // Of large images a few are taken at once. All are drawn, each in its row, also where one of them is broken, and
+    // where nobody reads what is printed.
+    let other = folder.join("other.png");
+    samples::picture(&other, 60, 40, [10, 20, 30]);
+    let large = |pictures: &[&Path]| {
+        let pictures: Vec<&str> = pictures.iter().map(|path| text(path)).collect();
         let asked = ["predict", "--checkpoint", text(run), "--image-size", "512", "--attention", text(&file)];
-        unread(command(&[&asked[..], &pictures].concat())).ok();
+        unread(command(&[&asked[..], &pictures].concat()));
         load_image(&file).unwrap()
     };
-    let (one, six) = (large(1), large(6));
-    let head = one.height() - 192 - 28;
+    let [of_picture, of_other] = [&picture, &other].map(|picture| large(&[picture]));
+    let six = large(&[&broken, &picture, &other, &other, &picture, &picture, &other]);
+    let head = of_picture.height() - 192 - 28;
     assert_eq!(six.height(), head + 6 * 192 + 5 * 30 + 28);
-    for row in 0..6 {
-        let rows =
-            |page: &Image, first: usize| page.pixels()[first * page.width() * 3..][..192 * page.width() * 3].to_vec();
-        assert!(rows(&six, head + row * (192 + 30)) == rows(&one, head), "row {row}");
+    let row = |page: &Image, first: usize| page.pixels()[first * page.width() * 3..][..192 * page.width() * 3].to_vec();
+    assert!(row(&of_picture, head) != row(&of_other, head));
+    for (number, alone) in
+        [&of_picture, &of_other, &of_other, &of_picture, &of_picture, &of_other].into_iter().enumerate()
+    {
+        assert!(row(&six, head + number * (192 + 30)) == row(alone, head), "row {number}");
     }
     for at in ["2,0", "0.5", "a,b", "nan,0.5"] {
         let said = predict(&["--at", at]);

@@ -1,21 +1,11 @@
 //! What becomes of a run's folder while the run is on its way, or between two parts of it: it is moved, another run asks
 //! for it, its files are edited.
 
-use crate::common::program::{biformer, contents, copy_folder, epochs, fresh, place, text};
-use crate::common::samples::{self, Trained};
+use crate::common::program::{biformer, contents, epochs, fresh, place, text};
+use crate::common::samples::{self, copied_run};
 use biformer::trainer::metrics::EpochMetrics;
 use std::fs;
-use std::path::PathBuf;
-use std::sync::OnceLock;
 use std::sync::atomic::AtomicBool;
-
-/// A copy of a finished run.
-fn copied_run(name: &str) -> PathBuf {
-    static TRAINED: OnceLock<Trained> = OnceLock::new();
-    let folder = fresh(name);
-    copy_folder(&TRAINED.get_or_init(|| samples::trained("run-folder")).run, &folder);
-    folder
-}
 
 /// Whoever moves a run's folder away may begin another run in its place.
 #[cfg(unix)]

@@ -68,6 +68,19 @@ fn pictures_become_smaller_under_their_names() {
 }
 
 #[test]
+fn a_side_that_nobody_names_is_of_256() {
+    let folder = fresh("shrink-default");
+    let [photos, small] = ["photos", "small"].map(|name| folder.join(name));
+    fs::create_dir_all(&photos).unwrap();
+    for (name, width, height) in [("wide.png", 600, 300), ("high.png", 300, 600), ("just.png", 256, 300)] {
+        samples::picture(&photos.join(name), width, height, [9; 3]);
+    }
+    biformer(&["shrink", "--data", text(&photos), "--output", text(&small)]).ok();
+    let size = |name: &str| image::load_from_memory(&fs::read(small.join(name)).unwrap()).unwrap().dimensions();
+    assert_eq!(["wide.png", "high.png", "just.png"].map(size), [(512, 256), (256, 512), (256, 300)]);
+}
+
+#[test]
 fn photographs_are_never_touched() {
     let folder = fresh("shrink-refused");
     let photos = folder.join("photos");

@@ -1,7 +1,7 @@
 //! Weights alone: out of a run for other programs, and from other programs to be measured and used.
 
 use crate::common::program::{Ran, biformer, command, contents, copy_folder, fresh, make_first_best, text};
-use crate::common::samples::{self, Trained};
+use crate::common::samples::{self, Trained, of_one_epoch};
 use biformer::config::{Changes, RunConfig};
 use biformer::data::Statistics;
 use biformer::model::{BiFormer, ModelConfig, TensorFile, preset};
@@ -22,12 +22,6 @@ fn shared() -> &'static [PathBuf; 2] {
         samples::train(&folder, "image_size = 32", &data, &["--batch-size", "5", "--epochs", "1"]).ok();
         [folder.join("run"), data]
     })
-}
-
-/// A run on images that are not normalised as ImageNet's are.
-fn cifar() -> &'static Trained {
-    static CIFAR: OnceLock<Trained> = OnceLock::new();
-    CIFAR.get_or_init(|| samples::trained("weights-cifar"))
 }
 
 fn export(run: &Path, to: &Path) -> Ran {
@@ -85,7 +79,7 @@ fn a_state_dict_is_measured_and_used_like_a_run() {
     biformer(&["eval", "--checkpoint", text(run), "--model", "tiny"]).refused(&["--model", "knows its model"]);
     with(&["eval"], &[]).refused(&["data embedded", "the 10 classes airplane, automobile"]);
     // What they are trained further on is normalised as in a test of them, whatever data it is.
-    let cifar = &cifar().data;
+    let cifar = &of_one_epoch().data;
     let (config, tuned) = (samples::config(&folder, "image_size = 32"), folder.join("tuned"));
     let tune = ["train", "--config", text(&config), "--weights", text(&file), "--data", text(cifar), "--epochs", "1"];
     let said = biformer(&[&tune[..], &["--out", text(&tuned)]].concat()).ok();
@@ -123,7 +117,7 @@ fn a_state_dict_of_a_named_model_needs_no_name() {
 
 #[test]
 fn an_export_knows_its_model_and_its_classes() {
-    let Trained { run, data, .. } = cifar();
+    let Trained { run, data, .. } = of_one_epoch();
     let folder = fresh("weights-described");
     let [file, again, input] = ["w", "again", "input"].map(|name| folder.join(format!("{name}.safetensors")));
     export(run, &file).ok();
@@ -154,7 +148,7 @@ fn an_export_knows_its_model_and_its_classes() {
 fn an_export_that_says_what_cannot_be() {
     let folder = fresh("weights-damaged");
     let [file, damaged] = ["w", "damaged"].map(|name| folder.join(format!("{name}.safetensors")));
-    export(&cifar().run, &file).ok();
+    export(&of_one_epoch().run, &file).ok();
     let whole = TensorFile::read(&file).unwrap();
     let refused = |change: &dyn Fn(&mut TensorFile), parts: &[&str]| {
         let mut file = whole.clone();
@@ -200,7 +194,7 @@ fn tune(name: &str, weights: &Path, data: &Path, more: &[&str]) -> (PathBuf, Ran
 fn a_run_has_the_model_of_its_weights() {
     let [two, data] = shared();
     let file = fresh("weights-tuned").join("w.safetensors");
-    let run = &cifar().run;
+    let run = &of_one_epoch().run;
     export(run, &file).ok();
     let config = |run: &Path| RunConfig::parse(&fs::read_to_string(run.join("config.toml")).unwrap()).unwrap();
     let theirs = config(run);
@@ -414,7 +408,7 @@ fn a_model_is_measured_on_other_sizes_and_with_other_routes() {
 
 #[test]
 fn weights_that_may_not_be_meant_are_noted() {
-    let (folder, Trained { data, config, .. }) = (fresh("weights-noted"), cifar());
+    let (folder, Trained { data, config, .. }) = (fresh("weights-noted"), of_one_epoch());
     let run = folder.join("run");
     drop(samples::trainer(config, data, &run));
     let said = |of: &Path| biformer(&["eval", "--checkpoint", text(of)]).ok().err;

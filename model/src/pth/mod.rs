@@ -167,6 +167,21 @@ mod tests {
         assemble(&Values::read(pickle)?, 1 << 20, |_| Ok(vec![1; 4096]))
     }
 
+    #[test]
+    fn what_a_big_endian_machine_wrote_is_refused() {
+        use std::io::Write;
+        let file = tempfile::tempfile().unwrap();
+        let mut archive = zip::ZipWriter::new(&file);
+        let stored = zip::write::SimpleFileOptions::default().compression_method(zip::CompressionMethod::Stored);
+        for (name, bytes) in [("it/data.pkl", &pickle("training.pth")[..]), ("it/byteorder", b"big")] {
+            archive.start_file(name, stored).unwrap();
+            archive.write_all(bytes).unwrap();
+        }
+        archive.finish().unwrap();
+        let refused = read(file, Path::new("it.pth")).unwrap_err().to_string();
+        assert!(refused.contains("a big-endian machine wrote it"), "{refused}");
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig { cases: 5000, failure_persistence: None, ..ProptestConfig::default() })]
 

@@ -4,7 +4,10 @@ use crate::case::{Case, Definition, Draw, uniform};
 use autograd::exact::{Array, Scalar};
 use autograd::{Result, Var};
 
-struct Add;
+struct Add {
+    /// Whether the second summand is a parameter.
+    bias: bool,
+}
 
 impl Definition for Add {
     fn apply<'t>(&self, x: &[Var<'t>]) -> Result<Var<'t>> {
@@ -13,17 +16,21 @@ impl Definition for Add {
     fn reference<S: Scalar>(&self, x: &[Array<S>]) -> Array<S> {
         super::reference::add(&x[0], &x[1])
     }
+    fn is_parameter(&self, input: usize) -> bool {
+        self.bias && input == 1
+    }
 }
 
 fn case(name: &str, a: &[usize], b: &[usize]) -> Case {
-    Case::new(name, vec![uniform(a, 1), uniform(b, 2)], Add)
+    Case::new(name, vec![uniform(a, 1), uniform(b, 2)], Add { bias: false })
 }
 
 /// The named cases.
 pub fn cases() -> Vec<Case> {
     vec![
         case("residual, (N, H, W, C)", &[2, 4, 4, 24], &[2, 4, 4, 24]),
-        case("bias", &[3, 5, 7], &[7]),
+        Case::new("bias", vec![uniform([3, 5, 7], 1), uniform([7], 2)], Add { bias: true }),
+        Case::new("a parameter of equal shape", vec![uniform([1, 48], 1), uniform([1, 48], 2)], Add { bias: true }),
         case("inner axis repeated", &[3, 1, 7], &[3, 5, 1]),
         case("both repeated", &[4, 1], &[1, 3]),
         case("a scalar", &[], &[2, 3]),

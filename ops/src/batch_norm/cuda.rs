@@ -85,13 +85,13 @@ pub fn backward(
         let launch = launch.output(&mut partial)?.output(sums)?;
         // SAFETY: dy and x are (rows, channels), the moments, the parameters and their gradients (channels), and there
         // is a place for each piece's sums.
-        unsafe { tiles.describe(launch.out(dweight.as_ref()).out(dbias.as_ref()))?.run()? };
+        unsafe { tiles.describe(launch.out(dweight.as_ref())?.out(dbias.as_ref())?)?.run()? };
     }
     let Some(dx) = dx else { return Ok(()) };
     dx.ensure_dtype("batch_norm", x.dtype())?;
     let launch = tiles.sweep(KERNELS.launch_on(x, &format!("batch_norm_backward<T, {gelu}>"))?);
     let launch = launch.input(dy)?.input(x)?.input(weight)?.input(bias)?.input(mean)?.input(rstd)?;
-    let launch = launch.optional(sums.as_ref().filter(|_| mode == Mode::Train))?.out(Some(&dx));
+    let launch = launch.optional(sums.as_ref().filter(|_| mode == Mode::Train))?.out(Some(&dx))?;
     // SAFETY: as in `forward`; dy and dx are like x, and there are two sums for each channel.
     unsafe { tiles.describe(launch)?.run() }
 }

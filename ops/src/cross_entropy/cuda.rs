@@ -45,12 +45,13 @@ pub fn forward(
 /// dx (N, K) from the gradient of the loss.
 pub fn backward(dy: &Tensor, p: &Tensor, targets: &Tensor, smoothing: f64, dx: Out<'_>) -> Result<()> {
     let [rows, classes] = p.dims("cross_entropy", "probabilities (N, K)")?;
+    [dy, p].into_iter().try_for_each(|given| given.ensure_dtype("cross_entropy", dx.dtype().of_sums()))?;
     let launch = |kernel| KERNELS.launch(dx.gpu(), kernel, dx.dtype())?.input(dy)?.input(p)?.input(targets);
     let launch = match targets.dtype() {
         DType::Index => launch("cross_entropy_backward<T>")?.number(smoothing, dx.dtype()),
         _ => launch("soft_cross_entropy_backward<T>")?,
     };
-    let launch = launch.over_warps(rows).out(Some(&dx));
+    let launch = launch.over_warps(rows).out(Some(&dx))?;
     // SAFETY: dx is the gradient of the logits, and as in `forward`; dy is a scalar of the type of p, as the loss.
     unsafe { launch.count(rows).extents([classes])?.run() }
 }

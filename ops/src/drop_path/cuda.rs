@@ -18,7 +18,7 @@ pub fn apply(x: &Tensor, residual: Option<&Tensor>, draws: &Draws, out: Out<'_>)
     let blocks = (size * dtype.size()).div_ceil(16 * THREADS);
     let launch = KERNELS.launch(out.gpu(), "drop_path<T>", dtype)?.threads(THREADS).blocks(draws.samples() * blocks);
     let launch = draws.keep.arguments(launch.input(x)?.optional(residual)?, dtype)?;
-    let launch = launch.count(draws.numbers.start).out(Some(&out));
+    let launch = launch.count(draws.numbers.start).out(Some(&out))?;
     // SAFETY: x, out and the residual have `size` elements for each of the samples, of one type.
     unsafe { launch.count(size).extents([blocks])?.run() }
 }

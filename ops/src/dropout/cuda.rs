@@ -19,5 +19,5 @@ pub fn apply(x: &Tensor, keep: Keep, out: Out<'_>) -> Result<()> {
     out.ensure_dtype("dropout", dtype)?;
     let launch = KERNELS.launch(out.gpu(), "dropout<T>", dtype)?.over_packs(count, dtype);
     // SAFETY: x and out have as many elements, of one type.
-    unsafe { keep.arguments(launch.input(x)?, dtype)?.out(Some(&out)).count(count).run() }
+    unsafe { keep.arguments(launch.input(x)?, dtype)?.out(Some(&out))?.count(count).run() }
 }

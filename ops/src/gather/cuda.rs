@@ -27,7 +27,7 @@ pub fn backward(dy: &Tensor, indices: &Tensor, [images, rows, width]: [usize; 3]
     let (all_rows, picks) = (images * rows, indices.count() / images.max(1));
     let packs = width.div_ceil(dy.dtype().per_pack());
     let launch = KERNELS.launch_on(dy, "gather_backward<T>")?.over(all_rows * packs);
-    let launch = launch.input(dy)?.input(indices)?.out(Some(&dx));
+    let launch = launch.input(dy)?.input(indices)?.out(Some(&dx))?;
     // SAFETY: dx is (images, rows, width), dy (images, picks, width), and there is an index for each row of dy.
     unsafe { launch.count(all_rows).count(picks).count(rows).count(width).count(packs).run() }
 }

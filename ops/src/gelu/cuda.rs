@@ -23,7 +23,7 @@ pub fn forward(x: &Tensor, y: &mut Tensor) -> Result<()> {
 pub fn backward(dy: &Tensor, x: &Tensor, dx: Out<'_>, y: Option<&mut Tensor>) -> Result<()> {
     dx.ensure_dtype("gelu", x.dtype())?;
     let launch = KERNELS.launch_on(x, "gelu_backward<T>")?.over_packs(x.count(), x.dtype());
-    let launch = launch.input(dy)?.input(x)?.out(Some(&dx)).optional_output(y)?;
+    let launch = launch.input(dy)?.input(x)?.out(Some(&dx))?.optional_output(y)?;
     // SAFETY: dy, dx and y have as many elements as x, of its type.
     unsafe { launch.count(x.count()).run() }
 }

@@ -30,6 +30,7 @@ pub fn cases() -> Vec<Case> {
     let layer_scale = vec![uniform([2, 4, 4, 24], 1), uniform([24], 2)];
     vec![
         Case::new("layer scale of (N, H, W, C)", layer_scale, Mul { scale: true }),
+        Case::new("a parameter of equal shape", vec![uniform([1, 48], 1), uniform([1, 48], 2)], Mul { scale: true }),
         case("a weight per routed region", &[2, 3, 2, 5, 7], &[2, 3, 2, 1, 1]),
         case("equal shapes", &[3, 5], &[3, 5]),
         case("three axes repeated, one kept", &[1, 5, 1], &[3, 5, 7]),

@@ -30,7 +30,7 @@ pub fn backward(dy: &Tensor, g: Geometry, dx: Out<'_>) -> Result<()> {
     dx.ensure_dtype("region_pool", dy.dtype())?;
     let packs = channels.div_ceil(dy.dtype().per_pack());
     let launch = KERNELS.launch_on(dy, "region_pool_backward<T>")?.blocks(images * down * h);
-    let launch = launch.input(dy)?.out(Some(&dx)).extents([across, h, w, channels, packs, across * w * packs])?;
+    let launch = launch.input(dy)?.out(Some(&dx))?.extents([across, h, w, channels, packs, across * w * packs])?;
     // SAFETY: dy is (images, down·across, channels), dx (images, down·h, across·w, channels).
     unsafe { launch.run() }
 }

@@ -12,5 +12,5 @@ pub fn scale(x: &Tensor, factor: f64, out: Out<'_>) -> Result<()> {
     out.ensure_dtype("scale", dtype)?;
     let launch = KERNELS.launch(out.gpu(), "scale_values<T>", dtype)?.over_packs(count, dtype);
     // SAFETY: x and out have as many elements, of one type.
-    unsafe { launch.input(x)?.number(factor, dtype).out(Some(&out)).count(count).run() }
+    unsafe { launch.input(x)?.number(factor, dtype).out(Some(&out))?.count(count).run() }
 }

@@ -27,5 +27,5 @@ pub fn backward(dy: &Tensor, y: &Tensor, channels: usize, dx: Out<'_>) -> Result
     let rows = y.count().checked_div(channels).unwrap_or(0);
     let launch = KERNELS.launch_on(y, "softmax_backward<T>")?.over_warps(rows);
     // SAFETY: dy, y and dx are (rows, channels).
-    unsafe { launch.input(dy)?.input(y)?.out(Some(&dx)).count(rows).extents([channels])?.run() }
+    unsafe { launch.input(dy)?.input(y)?.out(Some(&dx))?.count(rows).extents([channels])?.run() }
 }

@@ -25,5 +25,5 @@ pub fn backward(dy: &Tensor, indices: &Tensor, [extent, k]: [usize; 2], dx: Out<
     let rows = dx.count().checked_div(extent).unwrap_or(0);
     let launch = KERNELS.launch_on(dy, "top_k_backward<T>")?.over_warps(rows);
     // SAFETY: dx is (rows, extent), dy and the indices are (rows, k).
-    unsafe { launch.input(dy)?.input(indices)?.out(Some(&dx)).count(rows).extents([extent, k])?.run() }
+    unsafe { launch.input(dy)?.input(indices)?.out(Some(&dx))?.count(rows).extents([extent, k])?.run() }
 }

@@ -13,7 +13,7 @@ use crate::pictures::confusion;
 use crate::printing::{bar, tell};
 use crate::trainer::data_facts::{DataFacts, OF_THE_RUN};
 use crate::trainer::score;
-use crate::trainer::trained::{BY_ORDER, TrainedModel, go_by_order, note_unsaid};
+use crate::trainer::trained::{BY_NUMBER, BY_ORDER, TrainedModel, go_by_order, note_unsaid, usual_names_among};
 use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
 use data::{Loader, LoaderConfig, Split, class_among, fingerprint};
@@ -174,9 +174,15 @@ fn open(arguments: &Arguments) -> Result<Opened> {
         known.classes = class_names(file, classes)?;
         ensure_told_apart(&known.classes, dataset.classes())
             .with_context(|| format!("--classes {}", file.display()))?;
-    } else if !named && go_by_order(&known.classes, dataset.classes()) {
-        tell!(io::stderr(), "note: {BY_ORDER} (--classes FILE gives their names)");
-        known.classes = dataset.classes().to_vec();
+    } else if !named {
+        let usual = usual_names_among(classes, dataset.classes());
+        if go_by_order(&usual, dataset.classes()) {
+            tell!(io::stderr(), "note: {BY_ORDER} (--classes FILE gives their names)");
+            known.classes = dataset.classes().to_vec();
+        } else if usual != known.classes {
+            tell!(io::stderr(), "note: {BY_NUMBER}");
+            known.classes = usual;
+        }
     }
     let dataset = data::among(dataset, &known.classes).map_err(|error| {
         let way_out = match arguments.classes {

@@ -119,7 +119,7 @@ pub fn sum_rows(x: &Tensor, [outer, rows, columns]: [usize; 3], out: Out<'_>) ->
     let mut partial = tiles.partial(x, outer, 1)?;
     let launch = tiles.sum(KERNELS.launch(out.gpu(), &kernel, x.dtype())?, outer).input(x)?.output(&mut partial)?;
     // SAFETY: x and the result have so many elements, by the check above, and there is a place for each partial sum.
-    unsafe { tiles.describe(launch.out(Some(&out)).extents([tiles.strips])?)?.run() }
+    unsafe { tiles.describe(launch.out(Some(&out))?.extents([tiles.strips])?)?.run() }
 }
 
 /// The sums of x (P, C) over P, in a fixed order: the first ones go to the first place, and the last ones to the last, as
@@ -140,7 +140,7 @@ pub fn add_pieces(x: &Tensor, places: [Option<Out<'_>>; 2]) -> Result<()> {
     let tiles = Tiles::new(pieces, columns, x.dtype());
     let kernel = format!("add_pieces<{}, {}>", c_name(x.dtype()), c_name(out.dtype()));
     let launch = KERNELS.launch(out.gpu(), &kernel, x.dtype())?.blocks(tiles.strips).input(x)?;
-    let launch = launch.out(first.as_ref()).out(last.as_ref()).extents([split])?;
+    let launch = launch.out(first.as_ref())?.out(last.as_ref())?.extents([split])?;
     // SAFETY: x has so many elements, and the places have room for the sums before and after the split, by the checks
     // above.
     unsafe { tiles.describe(launch)?.run() }

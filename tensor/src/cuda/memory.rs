@@ -67,8 +67,9 @@ impl<'a> Span<'a> {
         (Span::new(self.gpu, self.address, bytes), Span::new(self.gpu, self.address + bytes as u64, self.bytes - bytes))
     }
 
-    /// The span as the place of a gradient.
+    /// The span as the place of a gradient. Panics if it does not begin where such an element can.
     pub fn out(&mut self, dtype: DType, accumulate: bool) -> Out<'_> {
+        assert!(self.address.is_multiple_of(dtype.size() as u64), "a span that begins within an element");
         Out::new(self.gpu, self.address, self.bytes / dtype.size(), dtype, accumulate)
     }
 }

@@ -5,7 +5,7 @@ use super::driver::{Arg, Extent, Function, Stream};
 use super::layout::Layout;
 use super::memory::Out;
 use crate::rng::Philox;
-use crate::{DType, Error, Result, Tensor};
+use crate::{DType, Device, Error, Result, Tensor};
 use smallvec::SmallVec;
 use std::sync::Arc;
 
@@ -221,9 +221,14 @@ impl Launch<'_> {
     }
 
     /// Where a gradient goes, as two parameters: `wide<T>*` or `T*` and `int accumulate`; null where nobody wants it.
-    pub fn out(mut self, out: Option<&Out<'_>>) -> Self {
-        self.arguments.push(Arg::Pointer(out.map_or(0, |out| out.address())));
-        self.int(out.is_some_and(|out| out.accumulate).into())
+    /// [`Error::Device`] for a place on another GPU.
+    pub fn out(self, out: Option<&Out<'_>>) -> Result<Self> {
+        let Some(out) = out else { return Ok(self.pointer(0).int(0)) };
+        if !Arc::ptr_eq(out.gpu(), self.gpu) {
+            let [own, other] = [self.gpu, out.gpu()].map(|gpu| Device::Cuda(Arc::clone(gpu)));
+            return Err(Error::device(self.op, &own, &other));
+        }
+        Ok(self.pointer(out.address()).int(out.accumulate.into()))
     }
 
     /// An address.

@@ -105,10 +105,12 @@ impl Gpu {
     fn take_now(&self, bytes: usize) -> Result<Block> {
         // Capacities must not wrap around.
         assert!(bytes < MAX_BYTES, "a block of {bytes} bytes cannot exist");
+        // What another thread is recording will use the blocks that are free now.
+        let stream = self.stream_to_ask()?;
         let mut pool = lock(&self.pool);
         let capacity = if self.driver.recycles() { capacity_for(bytes) } else { bytes };
         let fits = capacity..=2 * capacity;
-        let may_again = self.driver.recycles() && self.stream() == Stream::Aside;
+        let may_again = self.driver.recycles() && stream == Stream::Aside;
         let is_fit = |block: &Block| may_again && fits.contains(&block.capacity) && !pool.may_be_used(block.age);
         let again = pool.held_back.own.iter().position(is_fit);
         let again = again.map(|place| pool.held_back.own.swap_remove(place));
@@ -124,7 +126,7 @@ impl Gpu {
         drop(pool);
         if self.poison {
             // SAFETY: the block is nobody else's.
-            unsafe { self.driver.fill(self.stream(), address, 0xFF, capacity) }
+            unsafe { self.driver.fill(stream, address, 0xFF, capacity) }
                 .inspect_err(|_| self.give_back(block, bytes))?;
         }
         Ok(block)

@@ -111,13 +111,14 @@ impl Gpu {
         // A panic, too, must not leave the device recording.
         let result = catch_unwind(AssertUnwindSafe(work));
         let joined = self.join();
+        // While other threads' requests are still refused.
+        let kept = std::mem::take(&mut lock(&self.pool).free);
         let keys = lock(&self.keys).take();
         let id = self
             .driver
             .end_recording()
             .and_then(|id| joined.map(|()| id))
             .map_err(|error| error.beside_tensors(self.stats().in_use));
-        let kept = std::mem::take(&mut lock(&self.pool).free);
         match (result, id, keys) {
             (Ok(Ok(value)), Ok(id), Some(keys)) => {
                 let number = lock(&self.pool).add_recording();

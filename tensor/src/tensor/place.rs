@@ -134,10 +134,7 @@ impl Tensor {
     }
 
     pub(super) fn wrong_device(&self, op: &'static str, expected: &Device) -> Error {
-        let (expected, actual) = (expected.to_string(), self.device().to_string());
-        // Of two GPUs of one kind.
-        let actual = if actual == expected { format!("another {actual}") } else { actual };
-        Error::Device { op, expected, actual }
+        Error::device(op, expected, &self.device())
     }
 
     /// Where its elements are.

@@ -64,12 +64,12 @@ impl Gathered {
         let mut delta = Tensor::empty_on(&given.qkv.device(), given.lse.shape().clone(), DType::F32)?;
         let launch = self.launch(given.qkv, "attend_backward_queries_gathered", g)?.input(given.qkv)?;
         let launch = launch.input(given.routes)?.number(given.scale, DType::F32).input(given.lse)?;
-        let launch = launch.input(given.dout)?.out(Some(dqkv)).output(&mut delta)?;
+        let launch = launch.input(given.dout)?.out(Some(dqkv))?.output(&mut delta)?;
         // SAFETY: as above; dqkv is like qkv, and delta like lse.
         unsafe { with_geometry(launch, g)?.run()? };
         let launch = self.launch(given.qkv, "attend_backward_keys_gathered", g)?.input(given.qkv)?;
         let launch = launch.input(&starts)?.input(&entries)?.number(given.scale, DType::F32).input(given.lse)?;
-        let launch = launch.input(&delta)?.input(given.dout)?.out(Some(dqkv));
+        let launch = launch.input(&delta)?.input(given.dout)?.out(Some(dqkv))?;
         // SAFETY: as above; the lists are those of the routes.
         unsafe { with_geometry(launch, g)?.run() }
     }

@@ -124,7 +124,7 @@ impl Masked {
     ) -> Result<()> {
         let launch = self.launch(given.qkv, "attend_backward_masked", g)?.shared(Self::shared_backward(g, chunk));
         let launch = launch.input(given.qkv)?.input(given.routes)?.number(given.scale, DType::F32).input(attended)?;
-        let launch = launch.input(given.lse)?.input(given.dout)?.out(Some(dqkv)).extents([chunk])?;
+        let launch = launch.input(given.lse)?.input(given.dout)?.out(Some(dqkv))?.extents([chunk])?;
         // SAFETY: as above; `attended` is like dout, and dqkv like qkv.
         unsafe { Self::finish(launch, g)?.run() }
     }

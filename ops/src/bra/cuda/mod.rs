@@ -213,7 +213,7 @@ fn backward_queries(g: Geometry, given: &Given<'_>, dqkv: &Out<'_>, delta: &mut 
     let launch = KERNELS.launch_on(given.qkv, "attend_backward_queries<T>")?.threads(128).grid(tiles(g, QUERIES));
     let launch = launch.shared(elements * dtype.of_sums().size()).input(given.qkv)?.input(given.routes)?;
     let launch =
-        launch.number(given.scale, dtype).input(given.lse)?.input(given.dout)?.out(Some(dqkv)).output(delta)?;
+        launch.number(given.scale, dtype).input(given.lse)?.input(given.dout)?.out(Some(dqkv))?.output(delta)?;
     // SAFETY: as in `forward`; dqkv is like qkv.
     unsafe { with_geometry(launch, g)?.run() }
 }
@@ -223,7 +223,8 @@ fn backward_keys(g: Geometry, given: &Given<'_>, [starts, entries, delta]: [&Ten
     let elements = KEYS * (d + dv + 2) + KEYS * (d + dv) + QUERIES * (d + dv) + 2 * QUERIES * KEYS;
     let launch = KERNELS.launch_on(given.qkv, "attend_backward_keys<T>")?.threads(128).grid(tiles(g, KEYS));
     let launch = launch.shared(elements * dtype.of_sums().size()).input(given.qkv)?.input(starts)?.input(entries)?;
-    let launch = launch.number(given.scale, dtype).input(given.lse)?.input(delta)?.input(given.dout)?.out(Some(dqkv));
+    let launch =
+        launch.number(given.scale, dtype).input(given.lse)?.input(delta)?.input(given.dout)?.out(Some(dqkv))?;
     // SAFETY: as above; the lists are those of the routes.
     unsafe { with_geometry(launch, g)?.run() }
 }

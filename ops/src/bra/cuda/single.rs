@@ -55,7 +55,7 @@ impl Single {
         let [starts, entries] = invert(g, given.routes)?;
         let launch = self.launch(given.qkv, "attend_backward_single", g, Self::BACKWARD)?;
         let launch = launch.input(given.qkv)?.input(&starts)?.input(&entries)?.number(given.scale, DType::F32);
-        let launch = launch.input(given.lse)?.input(given.dout)?.out(Some(dqkv));
+        let launch = launch.input(given.lse)?.input(given.dout)?.out(Some(dqkv))?;
         // SAFETY: as above; the lists are those of the routes, and dqkv is like qkv.
         unsafe { with_geometry(launch, g)?.run() }
     }

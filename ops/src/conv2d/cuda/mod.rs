@@ -99,7 +99,7 @@ pub fn backward_input(g: &Geometry, dy: &Tensor, weight: &Tensor, mut dx: Out<'_
         let image = height * width * g.inputs;
         let dx = dx.part(images.start * image, images.len() * image);
         let launch = KERNELS.launch(dx.gpu(), "conv2d_gather<T>", dy.dtype())?.blocks(images.len() * height);
-        let launch = launch.input(&dpatches)?.out(Some(&dx)).extents([height, width, g.inputs])?;
+        let launch = launch.input(&dpatches)?.out(Some(&dx))?.extents([height, width, g.inputs])?;
         let launch = launch.extents(g.kernel)?.extents(g.output)?.count(row).extents([g.stride, g.padding])?;
         // SAFETY: dx has these images, and dpatches the patches of them all.
         unsafe { launch.run()? };

@@ -84,7 +84,7 @@ impl<'a> Direct<'a> {
         let packs = channels.is_multiple_of(8);
         let kernel = format!("conv2d_on_tensor_cores<{columns}, {packs}>");
         let launch = KERNELS.launch_on(map, &kernel)?.threads(THREADS).blocks(blocks).shared(shared(rows, columns));
-        let launch = launch.input(map)?.input(weight)?.optional(bias.as_ref())?.out(Some(result));
+        let launch = launch.input(map)?.input(weight)?.optional(bias.as_ref())?.out(Some(result))?;
         let launch = launch.int(gelu.into()).int(transposed.into());
         let launch = launch.extents([g.images])?.extents(extents)?.extents([channels])?;
         let launch = launch.extents(result_extents)?.extents([outputs])?.extents(g.kernel)?;

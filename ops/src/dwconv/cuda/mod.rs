@@ -98,7 +98,7 @@ pub(crate) fn backward_weight(g: Geometry, dy: &Map, x: &Map, [dweight, dbias]: 
     let launch = launch.threads(tiling.threads()).blocks(pieces * tiles);
     let launch = launch.shared(tiling.chunks(g.kernel, dtype, &[g.kernel - 1, 0]));
     let launch = launch.pointer(dy_address).count(dy.stride).pointer(x_address).count(x.stride);
-    let launch = launch.output(&mut partial)?.out(dweight.as_ref()).out(dbias.as_ref());
+    let launch = launch.output(&mut partial)?.out(dweight.as_ref())?.out(dbias.as_ref())?;
     // SAFETY: both hold maps of these extents, by the checks above, the gradients fit them, and there is a place for
     // each piece's sums.
     unsafe { launch.extents([all_bands, g.height, g.width, g.channels, tiles, bands])?.run() }
@@ -146,7 +146,7 @@ fn convolve(
     let launch = KERNELS.launch(out.gpu(), &kernel, dtype)?.threads(tiling.threads()).blocks(pieces * tiles);
     let launch = launch.shared(tiling.chunks(g.kernel, dtype, &[g.kernel - 1]));
     let launch = launch.pointer(x_address).count(x.stride).input(weight)?.int(residual.into()).int(turned.into());
-    let launch = launch.optional(bias)?.out(Some(&out)).count(stride);
+    let launch = launch.optional(bias)?.out(Some(&out))?.count(stride);
     // SAFETY: x and y hold maps of these extents, by the checks above, and `dwconv::geometry` that the parameters fit
     // them.
     unsafe { launch.extents([g.images * bands, g.height, g.width, g.channels, tiles, bands])?.run() }

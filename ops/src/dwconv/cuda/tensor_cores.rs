@@ -42,7 +42,7 @@ pub fn convolve(
     let octets = tiling.wide.div_ceil(8).max(1);
     let launch = tiling.launch(y.gpu(), &format!("dwconv_on_tensor_cores<{}, {octets}>", g.kernel))?;
     let launch = launch.pointer(x.0).count(x.1).input(weight)?.int(residual.into()).int(turned.into());
-    let launch = launch.optional(bias)?.out(Some(y)).count(stride);
+    let launch = launch.optional(bias)?.out(Some(y))?.count(stride);
     // SAFETY: the caller has checked that x and y hold maps of these extents, and that the parameters fit them.
     unsafe { tiling.describe(launch)?.run() }
 }
@@ -61,7 +61,7 @@ pub fn backward_weight(
     let mut partial = partial_sums(&Device::Cuda(Arc::clone(gpu)), DType::F32, sums)?;
     let launch = tiling.launch(gpu, &format!("dwconv_backward_weight_on_tensor_cores<{}>", g.kernel))?;
     let launch = launch.pointer(dy.0).count(dy.1).pointer(x.0).count(x.1);
-    let launch = launch.output(&mut partial)?.out(dweight.as_ref()).out(dbias.as_ref());
+    let launch = launch.output(&mut partial)?.out(dweight.as_ref())?.out(dbias.as_ref())?;
     // SAFETY: as above, and there is a place for each piece's sums.
     unsafe { tiling.describe(launch)?.run() }
 }

@@ -124,16 +124,16 @@ impl<R: Rows> TilesOfC<'_, R> {
         let mut aside = [0f32; WIDTH * WIDTH];
         // SAFETY: guaranteed by the caller, here and below.
         let row_of_c = |row: usize| unsafe { self.c.part(start(row)..start(row) + width) };
-        let begin = if let Begin::Kept = begin {
+        let kept = matches!(begin, Begin::Kept);
+        if kept {
             for (row, aside) in aside.chunks_exact_mut(WIDTH).take(height).enumerate() {
                 aside[..width].copy_from_slice(row_of_c(row));
             }
-            Some((aside.as_ptr(), WIDTH))
-        } else {
-            row_of(begin)
-        };
+        }
+        let places = aside.as_mut_ptr();
+        let begin = if kept { Some((places.cast_const(), WIDTH)) } else { row_of(begin) };
         // SAFETY: as above.
-        unsafe { engine.multiply(a, b, steps, (aside.as_mut_ptr(), WIDTH), begin, tiles) };
+        unsafe { engine.multiply(a, b, steps, (places, WIDTH), begin, tiles) };
         for (row, aside) in aside.chunks_exact(WIDTH).take(height).enumerate() {
             row_of_c(row).copy_from_slice(&aside[..width]);
         }

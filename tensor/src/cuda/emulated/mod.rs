@@ -12,7 +12,7 @@ use super::module::Module;
 use crate::{DType, Error, Result, lock};
 use compiler::{Compiler, Shared};
 use copies::Copies;
-use std::alloc::{Layout, alloc, dealloc};
+use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::collections::{HashMap, VecDeque};
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr::NonNull;
@@ -39,6 +39,8 @@ pub struct Emulated {
     aside: Mutex<VecDeque<Request>>,
     /// Locked while they are executed.
     executing_aside: Mutex<()>,
+    /// Locked while a request reads or writes memory.
+    memory: Mutex<()>,
     /// How many marks were made.
     marks: AtomicU64,
     /// What is being recorded, if anything is, and what has been.
@@ -113,6 +115,7 @@ impl Emulated {
             loaded: Mutex::default(),
             aside: Mutex::default(),
             executing_aside: Mutex::default(),
+            memory: Mutex::default(),
             marks: AtomicU64::new(0),
             recording: Mutex::default(),
             recordings: Mutex::default(),
@@ -141,6 +144,8 @@ impl Emulated {
     }
 
     unsafe fn execute(&self, stream: Stream, request: &Request) -> Result<()> {
+        // Threads that ask at the same time must not race: on a GPU, too, one request follows the other.
+        let _alone = (!matches!(request, Request::Mark(_) | Request::Await(..))).then(|| lock(&self.memory));
         // SAFETY: the caller's promise; device memory is the host's here.
         unsafe {
             match *request {
@@ -231,8 +236,9 @@ impl Driver for Emulated {
         if bytes > self.free_memory()? {
             return Ok(None);
         }
+        // Zeroed, as the host may read what nothing has written.
         // SAFETY: the size is not zero.
-        let address = unsafe { alloc(layout) } as u64;
+        let address = unsafe { alloc_zeroed(layout) } as u64;
         if address == 0 {
             return Ok(None);
         }
@@ -253,6 +259,7 @@ impl Driver for Emulated {
     }
 
     unsafe fn upload(&self, from: &[u8], to: u64) -> Result<()> {
+        let _alone = lock(&self.memory);
         // SAFETY: the caller's promise; device memory is the host's here.
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to as *mut u8, from.len()) };
         Ok(())
@@ -260,6 +267,7 @@ impl Driver for Emulated {
 
     unsafe fn download(&self, pieces: &mut [(u64, &mut [u8])]) -> Result<()> {
         for (from, to) in pieces {
+            let _alone = lock(&self.memory);
             // SAFETY: as above.
             unsafe { std::ptr::copy_nonoverlapping(*from as *const u8, to.as_mut_ptr(), to.len()) };
         }
