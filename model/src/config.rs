@@ -343,7 +343,7 @@ impl ModelConfig {
     /// Checks that an image of this size fits: its sides are at most 8192; every map has tokens, at most 2²² of them,
     /// in at most 4096 regions; and every map divides into its regions, unless auto_pad is set. In the
     /// `biformer_stl_nchw` family a map need not divide, but each of its sides must have at least n_win tokens. Errors:
-    /// [`Error::ImageSize`], with a size nearby that fits.
+    /// [`Error::ImageSize`], with a size nearby that fits, and numbers of regions that do.
     pub fn check_image(&self, height: usize, width: usize) -> Result<()> {
         let unfit = |reason: String, advice: String| Err(Error::ImageSize { height, width, reason, advice });
         let large = |stage: usize| {
@@ -381,8 +381,18 @@ impl ModelConfig {
         );
         let sizes: Vec<String> = [below, above].into_iter().flatten().map(|side| side.to_string()).collect();
         let sizes = if sizes.is_empty() { None } else { Some(format!("a side of {} fits", sizes.join(" or "))) };
-        let padding = (map > 0 && self.family != Family::BiformerStlNchw).then(|| "set auto_pad = true".to_owned());
-        let advice: Vec<String> = [sizes, padding].into_iter().flatten().collect();
+        let pads = map > 0 && self.family != Family::BiformerStlNchw;
+        let padding = pads.then(|| "set auto_pad = true".to_owned());
+        // No weight depends on the number of regions.
+        let divides = |n: &usize| {
+            let other = ModelConfig { n_win: PerStage::All(*n), ..self.clone() };
+            let all_fit = |side| (0..other.stages()).all(|stage| other.side_fits(side, stage));
+            pads && other.check().is_ok() && [height, width].into_iter().all(all_fit)
+        };
+        let (fewer, more) = ((2..n_win).rev().find(divides), (n_win + 1..=2 * n_win).find(divides));
+        let regions: Vec<String> = [fewer, more].into_iter().flatten().map(|n| n.to_string()).collect();
+        let regions = (!regions.is_empty()).then(|| format!("set n_win = {}", regions.join(" or ")));
+        let advice: Vec<String> = [sizes, regions, padding].into_iter().flatten().collect();
         unfit(reason, advice.join(", or "))
     }
 

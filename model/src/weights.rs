@@ -9,21 +9,34 @@ use crate::state::{RunningStatistics, STATISTICS};
 use autograd::Parameters;
 use tensor::{DType, Device, Shape, Tensor};
 
-/// What wrappers put before all names: DataParallel, and torch.compile.
-const WRAPPERS: [&str; 2] = ["module.", "_orig_mod."];
+/// What wrappers put before all names: DataParallel, torch.compile, and Lightning.
+const WRAPPERS: [&str; 3] = ["module.", "_orig_mod.", "model."];
+/// What programs for detection and segmentation put before the names of a backbone, beside which they have heads.
+const BACKBONE: &str = "backbone.";
 /// What the names of a classifier's head begin with.
 const HEAD: &str = "head.";
+/// What the names of tensors begin with that the blocks of a dense backbone do without.
+const BESIDE_DENSE: [&str; 3] = [HEAD, "norm.", "extra_norms."];
 
 impl TensorFile {
-    /// A state_dict under its model's own names: without the `module.` (DataParallel) or `_orig_mod.` (torch.compile) that
-    /// stands before all names where the model was wrapped.
+    /// A state_dict under its model's own names: without the `module.` (DataParallel), `_orig_mod.` (torch.compile) or
+    /// `model.` (Lightning) that stands before all names where the model was wrapped. Of a detector or segmenter, whose
+    /// backbone's names begin with `backbone.`, the backbone alone is taken.
     pub fn unwrapped(mut self) -> Self {
         let wraps = |wrapper: &&str, file: &Self| file.tensors.keys().all(|name| name.starts_with(wrapper));
         while let Some(wrapper) = WRAPPERS.iter().find(|wrapper| !self.tensors.is_empty() && wraps(wrapper, &self)) {
-            let tensors = std::mem::take(&mut self.tensors).into_iter();
-            self.tensors = tensors.map(|(name, tensor)| (name[wrapper.len()..].to_owned(), tensor)).collect();
+            self.keep_within(wrapper);
+        }
+        if self.tensors.keys().any(|name| name.starts_with(BACKBONE)) {
+            self.keep_within(BACKBONE);
         }
         self
+    }
+
+    /// Leaves the tensors whose names begin with a prefix, without it.
+    fn keep_within(&mut self, prefix: &str) {
+        let tensors = std::mem::take(&mut self.tensors).into_iter();
+        self.tensors = tensors.filter_map(|(name, it)| Some((name.strip_prefix(prefix)?.to_owned(), it))).collect();
     }
 
     /// The weights and running statistics of a model, by name, in the machine's memory. On the CPU they share the model's
@@ -152,24 +165,30 @@ fn batches_in(tensor: &Tensor) -> Result<u64> {
 }
 
 /// The named model whose tensors, with their shapes, are exactly those of a state_dict, except that its head may be for
-/// any number of classes, or missing, and that numbers of batches may be missing. Fields that no weight depends on (k,
-/// the number of regions, padding) cannot be recognised.
+/// any number of classes, or missing, with the norm before it, too, in a dense backbone, and that numbers of batches may
+/// be missing. Fields that no weight depends on (k, the number of regions, padding) cannot be recognised.
 /// Errors: those of [`BiFormer::blank`].
 pub fn recognised(file: &TensorFile) -> Result<Option<&'static Preset>> {
     let classes = file.head_classes();
+    let apart: &[&str] = match classes {
+        Some(_) => &[],
+        None if file.tensors.contains_key("norm.weight") => &[HEAD],
+        None => &BESIDE_DENSE,
+    };
     let shapes = |file: &TensorFile| -> Vec<(String, Shape)> {
-        let counts =
-            |name: &str| !name.ends_with(".num_batches_tracked") && (classes.is_some() || !name.starts_with(HEAD));
+        let counts = |name: &str| {
+            !name.ends_with(".num_batches_tracked") && !apart.iter().any(|beside| name.starts_with(beside))
+        };
         let essential = file.tensors.iter().filter(|(name, _)| counts(name));
         essential.map(|(name, tensor)| (name.clone(), tensor.shape().clone())).collect()
     };
-    let last = if classes.is_some() { "head.weight" } else { "norm.weight" };
-    let width = file.tensors.get(last).and_then(|tensor| tensor.shape().last());
-    let blocks = file.tensors.keys().filter(|name| name.ends_with(".norm1.weight")).count();
+    // Each block has one such norm; the last one's is as wide as its stage.
+    let norms = || file.tensors.iter().filter(|(name, _)| name.ends_with(".norm1.weight"));
+    let (blocks, width) = (norms().count(), norms().last().and_then(|(_, norm)| norm.shape().last()));
     for preset in PRESETS {
         let config = preset.config();
         let config = ModelConfig { num_classes: classes.unwrap_or(config.num_classes), ..config };
-        // Checked before a model of that size is built: each block has one such norm.
+        // Checked before a model of that size is built.
         let deep = blocks == config.depth.iter().sum::<usize>();
         let wide = width == config.embed_dim.last();
         if deep && wide && shapes(&BiFormer::blank(&config, DType::F32)?.state_dict()?) == shapes(file) {
@@ -198,7 +217,7 @@ impl BiFormer {
         let apart: &[&str] = match self.config().features {
             Features::Logits => &[],
             Features::Pooled => &[HEAD],
-            Features::Dense => &[HEAD, "norm.", "extra_norms."],
+            Features::Dense => &BESIDE_DENSE,
         };
         self.load_except(apart, file, path)
     }
@@ -279,6 +298,10 @@ mod tests {
             let mut headless = file.clone();
             headless.tensors.retain(|name, _| !name.starts_with(HEAD));
             assert_eq!(recognised(&headless)?.map(|preset| preset.name), Some(name), "without a head");
+            let mut dense = headless.clone();
+            dense.tensors.retain(|name, _| !name.starts_with("norm."));
+            dense.tensors.insert("extra_norms.0.weight".into(), Tensor::full([8], 0f32));
+            assert_eq!(recognised(&dense)?.map(|preset| preset.name), Some(name), "as a dense backbone");
             headless.tensors.remove("norm.bias");
             assert!(recognised(&headless)?.is_none(), "{name} without a head and one more of its tensors");
             let bias = file.tensors.remove("head.bias").unwrap();

@@ -193,7 +193,8 @@ pub const BY_ORDER: &str =
     "the weights name no classes; they are taken to be those of the data, in the order of their names";
 
 /// What is said where the data's classes are numbers.
-pub const BY_NUMBER: &str = "the data's classes are the numbers from 0: they are taken to be ImageNet's, by their places";
+pub const BY_NUMBER: &str =
+    "the data's classes are the numbers from 0: they are taken to be ImageNet's, by their places";
 
 /// The configuration of a state_dict alone, of the model of this name: it has as many classes as its head.
 pub fn config_of(file: &TensorFile, model: &str) -> Result<RunConfig> {

@@ -205,6 +205,9 @@ fn models_that_cannot_be() {
     biformer(&["info", "--model", "stl", "--image-size", "3"]).refused(&["nothing is left of a side of 3 in stage 1"]);
     biformer(&late).refused(&["a side of 1 is 1 in stage 1, which n_win = 4 does not divide"]);
     biformer(&["info", "--model", "tiny", "--image-size", "200"]).refused(&["a side of 112 or 224 fits"]);
+    biformer(&["info", "--model", "tiny", "--image-size", "384"])
+        .refused(&["a side of 224 or 448 fits, or set n_win = 6 or 8, or set auto_pad = true"]);
+    biformer(&["info", "--model", "tiny", "--image-size", "384", "--set", "n_win=8"]).ok();
     biformer(&["info", "--model", "tiny", "--image-size", "32"]).refused(&["a side of 112 fits"]);
     let windows = ["info", "--model", "tiny", "--set", "n_win=8,7,5,7"];
     biformer(&windows).refused(&["a side of 1120 fits"]);

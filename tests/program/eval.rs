@@ -212,6 +212,13 @@ fn classes_without_names_are_imagenets_or_the_datas() {
     let all = found(&images("all", &imagenet_classes()));
     assert_eq!(all.iter().filter(|class| class.1 == 1.0).collect::<Vec<_>>(), [&("tabby".to_owned(), 1.0)]);
 
+    // ImageNet-V2's folders are numbers, whose order as texts is another.
+    let numbers: Vec<String> = (0..1000).map(|class| class.to_string()).collect();
+    let numbered = images("numbers", &numbers);
+    let said = eval(&numbered, &["--json"]).ok();
+    assert_eq!(as_said(&said.out)[281], ("281".to_owned(), 1.0));
+    assert!(said.err.contains("taken to be ImageNet's, by their places"), "{}", said.err);
+
     let mine: Vec<String> = (1000..2000).map(|number| format!("mine {number}")).collect();
     let said = eval(&images("mine", &mine), &["--json"]).ok();
     assert_eq!(as_said(&said.out)[281], ("mine 1281".to_owned(), 1.0));

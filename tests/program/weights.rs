@@ -334,7 +334,7 @@ fn what_wraps_a_model_in_pytorch_is_taken_off_its_names() {
         biformer(&[&arguments[..], &Vec::from_iter(model.iter().map(String::as_str))].concat())
     };
     let plain = eval(&str::to_owned).ok().out;
-    for wrapper in ["module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module."] {
+    for wrapper in ["module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module.", "model.", "backbone."] {
         assert_eq!(eval(&|name| format!("{wrapper}{name}")).ok().out, plain, "{wrapper}");
     }
     // One that is not before all names, or is not known, is seen in the error.
@@ -343,11 +343,19 @@ fn what_wraps_a_model_in_pytorch_is_taken_off_its_names() {
         "module.downsample_layers",
         "is not part of the model",
     ]);
-    eval(&|name| format!("backbone.{name}")).refused(&[
-        "is missing",
-        "backbone.downsample_layers",
-        "more are not part",
-    ]);
+    eval(&|name| format!("encoder.{name}")).refused(&["is missing", "encoder.downsample_layers", "more are not part"]);
+    // Of a segmenter only the backbone is this model's.
+    let tensors = weights.tensors.iter().map(|(name, tensor)| match name.strip_prefix("head.") {
+        Some(rest) => (format!("decode_head.{rest}"), tensor.clone()),
+        None => (format!("backbone.{name}"), tensor.clone()),
+    });
+    let segmenter = TensorFile { tensors: tensors.collect(), ..TensorFile::default() };
+    let mut backbone = weights.clone();
+    backbone.tensors.retain(|name, _| !name.starts_with("head."));
+    assert!(
+        segmenter.unwrapped().to_bytes().unwrap()
+            == TensorFile { tensors: backbone.tensors, ..TensorFile::default() }.to_bytes().unwrap()
+    );
 }
 
 #[test]
