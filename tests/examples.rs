@@ -5,6 +5,8 @@ mod bra_on_one_image;
 #[path = "../examples/classify_picture.rs"]
 mod classify_picture;
 mod common;
+#[path = "../examples/dense_head.rs"]
+mod dense_head;
 #[path = "../examples/new_operation.rs"]
 mod new_operation;
 #[path = "../examples/own_head.rs"]
@@ -37,6 +39,11 @@ fn a_training_loop() {
 #[test]
 fn a_head_of_ones_own() {
     own_head::main().unwrap();
+}
+
+#[test]
+fn a_segmentation_head() {
+    dense_head::main().unwrap();
 }
 
 #[test]

@@ -11,6 +11,7 @@
 //! | `factors.rs` | parameters as products take them |
 //! | `pass.rs` | what the layers of one pass share: the tape, the mode, random streams |
 //! | `state.rs` | parameters and running statistics, their names and initial values |
+//! | `recognised.rs` | what a state_dict of others is of |
 //! | `weights.rs`, `files.rs`, `header.rs`, `elements.rs`, `pth/` | state_dicts, in safetensors and PyTorch's own files |
 //! | `reading.rs`, `safely.rs` | how files are read, and how they are written |
 //! | `gradcheck.rs` | the gradients of a whole model against differences |
@@ -37,6 +38,7 @@ mod pass;
 mod presets;
 mod pth;
 mod reading;
+mod recognised;
 mod regions;
 mod run;
 mod safely;
@@ -56,8 +58,8 @@ pub use mlp::Mlp;
 pub use overrides::{FIELDS, bare_number, field_name};
 pub use pass::{Mode, Pass, Trace};
 pub use presets::{PRESETS, Preset, preset};
+pub use recognised::recognised;
 pub use regions::Routes;
 pub use run::Output;
 pub use safely::{copy_safely, ensure_writable, remove_leftovers, write_safely};
 pub use state::{Builder, Init, RunningStatistics, StatisticsId};
-pub use weights::recognised;

@@ -1,44 +1,19 @@
 //! Weights in and out, under the names of the published state_dict.
 
 use crate::biformer::{BiFormer, is_within};
-use crate::config::{Features, ModelConfig};
+use crate::config::Features;
 use crate::error::{Differences, Error, Result};
 use crate::files::TensorFile;
-use crate::presets::{PRESETS, Preset};
 use crate::state::{RunningStatistics, STATISTICS};
 use autograd::Parameters;
-use tensor::{DType, Device, Shape, Tensor};
+use tensor::{DType, Device, Tensor};
 
-/// What wrappers put before all names: DataParallel, torch.compile, and Lightning.
-const WRAPPERS: [&str; 3] = ["module.", "_orig_mod.", "model."];
-/// What programs for detection and segmentation put before the names of a backbone, beside which they have heads.
-const BACKBONE: &str = "backbone.";
 /// What the names of a classifier's head begin with.
-const HEAD: &str = "head.";
+pub(crate) const HEAD: &str = "head.";
 /// What the names of tensors begin with that the blocks of a dense backbone do without.
-const BESIDE_DENSE: [&str; 3] = [HEAD, "norm.", "extra_norms."];
+pub(crate) const BESIDE_DENSE: [&str; 3] = [HEAD, "norm.", "extra_norms."];
 
 impl TensorFile {
-    /// A state_dict under its model's own names: without the `module.` (DataParallel), `_orig_mod.` (torch.compile) or
-    /// `model.` (Lightning) that stands before all names where the model was wrapped. Of a detector or segmenter, whose
-    /// backbone's names begin with `backbone.`, the backbone alone is taken.
-    pub fn unwrapped(mut self) -> Self {
-        let wraps = |wrapper: &&str, file: &Self| file.tensors.keys().all(|name| name.starts_with(wrapper));
-        while let Some(wrapper) = WRAPPERS.iter().find(|wrapper| !self.tensors.is_empty() && wraps(wrapper, &self)) {
-            self.keep_within(wrapper);
-        }
-        if self.tensors.keys().any(|name| name.starts_with(BACKBONE)) {
-            self.keep_within(BACKBONE);
-        }
-        self
-    }
-
-    /// Leaves the tensors whose names begin with a prefix, without it.
-    fn keep_within(&mut self, prefix: &str) {
-        let tensors = std::mem::take(&mut self.tensors).into_iter();
-        self.tensors = tensors.filter_map(|(name, it)| Some((name.strip_prefix(prefix)?.to_owned(), it))).collect();
-    }
-
     /// The weights and running statistics of a model, by name, in the machine's memory. On the CPU they share the model's
     /// buffers: as long as they live, it can be neither trained nor loaded ([`tensor::Error::Shared`]). To keep them,
     /// take their [`duplicate`](Self::duplicate). Errors: those of a GPU.
@@ -147,13 +122,6 @@ impl TensorFile {
         }
         Ok(())
     }
-
-    /// The number of classes of a state_dict's head, if it has one. An empty tensor is none: its shape may claim any
-    /// number, whereas of other tensors a file has no more than it has room for.
-    pub fn head_classes(&self) -> Option<usize> {
-        let shape = self.tensors.get("head.weight")?.shape();
-        shape.first().copied().filter(|_| shape.count() > 0)
-    }
 }
 
 /// The number of batches that a tensor holds, as an integer or as a float.
@@ -162,40 +130,6 @@ fn batches_in(tensor: &Tensor) -> Result<u64> {
         DType::Index => tensor.item::<u32>()?.into(),
         _ => (tensor.cast(DType::F64)?.item::<f64>()? as u32).into(),
     })
-}
-
-/// The named model whose tensors, with their shapes, are exactly those of a state_dict, except that its head may be for
-/// any number of classes, or missing, with the norm before it, too, in a dense backbone, and that numbers of batches may
-/// be missing. Fields that no weight depends on (k, the number of regions, padding) cannot be recognised.
-/// Errors: those of [`BiFormer::blank`].
-pub fn recognised(file: &TensorFile) -> Result<Option<&'static Preset>> {
-    let classes = file.head_classes();
-    let apart: &[&str] = match classes {
-        Some(_) => &[],
-        None if file.tensors.contains_key("norm.weight") => &[HEAD],
-        None => &BESIDE_DENSE,
-    };
-    let shapes = |file: &TensorFile| -> Vec<(String, Shape)> {
-        let counts = |name: &str| {
-            !name.ends_with(".num_batches_tracked") && !apart.iter().any(|beside| name.starts_with(beside))
-        };
-        let essential = file.tensors.iter().filter(|(name, _)| counts(name));
-        essential.map(|(name, tensor)| (name.clone(), tensor.shape().clone())).collect()
-    };
-    // Each block has one such norm; the last one's is as wide as its stage.
-    let norms = || file.tensors.iter().filter(|(name, _)| name.ends_with(".norm1.weight"));
-    let (blocks, width) = (norms().count(), norms().last().and_then(|(_, norm)| norm.shape().last()));
-    for preset in PRESETS {
-        let config = preset.config();
-        let config = ModelConfig { num_classes: classes.unwrap_or(config.num_classes), ..config };
-        // Checked before a model of that size is built.
-        let deep = blocks == config.depth.iter().sum::<usize>();
-        let wide = width == config.embed_dim.last();
-        if deep && wide && shapes(&BiFormer::blank(&config, DType::F32)?.state_dict()?) == shapes(file) {
-            return Ok(Some(preset));
-        }
-    }
-    Ok(None)
 }
 
 impl BiFormer {
@@ -231,6 +165,33 @@ impl BiFormer {
             Features::Logits => self.load_except(&[HEAD], &backbone, path),
             Features::Pooled | Features::Dense => self.load(&backbone, path),
         }
+    }
+
+    /// Takes over the tensors that the model has with the same shape, and leaves all others out: of a file that is of a
+    /// model which differs in a part. Running statistics are taken over whole, or not at all. Those of the head are left
+    /// out, too, unless it is `with_head`. The names of the model's that keep their values. Errors:
+    /// [`Error::Weights`] if nothing fits; [`Error::Unusable`] as of [`load`](Self::load).
+    pub fn load_fitting(&mut self, file: &TensorFile, with_head: bool, path: &str) -> Result<Vec<String>> {
+        let own = self.state_dict()?;
+        let fits = |name: &str| {
+            let [theirs, own] = [&file.tensors, &own.tensors].map(|tensors| tensors.get(name));
+            theirs.zip(own).is_some_and(|(theirs, own)| theirs.shape() == own.shape())
+        };
+        let whole = |name: &str| match name.rsplit_once('.') {
+            Some((layer, field)) if STATISTICS.contains(&field) => {
+                STATISTICS[..2].iter().all(|moment| fits(&format!("{layer}.{moment}")))
+            }
+            _ => true,
+        };
+        let mut fitting = file.clone();
+        fitting.tensors.retain(|name, _| fits(name) && whole(name) && (with_head || !name.starts_with(HEAD)));
+        drop(own);
+        if fitting.tensors.is_empty() {
+            // For its error, which tells how they differ.
+            return self.load(file, path);
+        }
+        // Each name begins with nothing.
+        self.load_except(&[""], &fitting, path)
     }
 
     /// Takes classes over from the head of a file whose backbone has been [loaded](Self::load_backbone): `from` says for
@@ -288,35 +249,30 @@ mod tests {
     use tensor::cuda::Gpu;
 
     #[test]
-    fn state_dicts_are_recognised_by_their_tensors() -> Result<()> {
-        for name in ["nano", "micro", "tiny", "small", "stl", "stl_nchw"] {
-            let config = ModelConfig { num_classes: 7, ..crate::preset(name)?.config() };
-            let mut file = BiFormer::blank(&config, DType::F32)?.state_dict()?;
-            assert_eq!(recognised(&file)?.map(|preset| preset.name), Some(name));
-            file.tensors.retain(|name, _| !name.ends_with("num_batches_tracked"));
-            assert_eq!(recognised(&file)?.map(|preset| preset.name), Some(name), "without numbers of batches");
-            let mut headless = file.clone();
-            headless.tensors.retain(|name, _| !name.starts_with(HEAD));
-            assert_eq!(recognised(&headless)?.map(|preset| preset.name), Some(name), "without a head");
-            let mut dense = headless.clone();
-            dense.tensors.retain(|name, _| !name.starts_with("norm."));
-            dense.tensors.insert("extra_norms.0.weight".into(), Tensor::full([8], 0f32));
-            assert_eq!(recognised(&dense)?.map(|preset| preset.name), Some(name), "as a dense backbone");
-            headless.tensors.remove("norm.bias");
-            assert!(recognised(&headless)?.is_none(), "{name} without a head and one more of its tensors");
-            let bias = file.tensors.remove("head.bias").unwrap();
-            assert!(recognised(&file)?.is_none(), "{name} without one of its tensors");
-            file.tensors.insert("head.bias".into(), Tensor::full([8], 0f32));
-            assert!(recognised(&file)?.is_none(), "{name} with a tensor of another shape");
-            file.tensors.insert("head.bias".into(), bias);
-            file.tensors.insert("another".into(), Tensor::full([8], 0f32));
-            assert!(recognised(&file)?.is_none(), "{name} with one more");
+    fn what_fits_is_taken_over_alone_and_statistics_whole() -> Result<()> {
+        let config = crate::preset("nano")?.config();
+        let source = BiFormer::new(&config, 1, DType::F32)?;
+        let mut file = source.state_dict()?.duplicate()?;
+        let moments = |tensor: &mut Tensor| *tensor = Tensor::full(tensor.shape().clone(), 0.5f32);
+        file.tensors.iter_mut().filter(|(name, _)| name.contains("running_")).for_each(|(_, tensor)| moments(tensor));
+        file.tensors.insert("norm.running_var".into(), Tensor::full([7], 1f32));
+        file.tensors.insert("stages.0.0.mlp.0.weight".into(), Tensor::full([7], 1f32));
+        file.tensors.insert("another".into(), Tensor::full([7], 1f32));
+        let mut model = BiFormer::new(&config, 2, DType::F32)?;
+        let before = model.state_dict()?.duplicate()?;
+        let kept = model.load_fitting(&file, false, "file")?;
+        let own = ["head.bias", "head.weight", "norm.num_batches_tracked", "norm.running_mean", "norm.running_var"];
+        assert_eq!(kept, [&own[..], &["stages.0.0.mlp.0.weight"]].concat());
+        for (name, tensor) in &model.state_dict()?.tensors {
+            let expected = if kept.contains(name) { &before.tensors[name] } else { &file.tensors[name] };
+            if tensor.dtype() == DType::Index {
+                continue;
+            }
+            assert!(tensor.cast(DType::F64)?.to_vec::<f64>()? == expected.cast(DType::F64)?.to_vec::<f64>()?, "{name}");
         }
-        assert!(recognised(&TensorFile::default())?.is_none());
-        // Whoever names a billion classes needs many gigabytes.
-        let claim = Tensor::full([1 << 30, 0], 0f32);
-        let file = TensorFile { tensors: [("head.weight".to_owned(), claim)].into(), ..TensorFile::default() };
-        assert_eq!((file.head_classes(), recognised(&file)?.is_none()), (None, true));
+        assert!(!model.load_fitting(&file, true, "file")?.contains(&"head.bias".to_owned()));
+        file.tensors.retain(|name, _| name == "another");
+        assert!(matches!(model.load_fitting(&file, true, "file"), Err(Error::Weights { .. })));
         Ok(())
     }
 

@@ -19,6 +19,9 @@ pub struct Arguments {
     /// metadata.
     #[arg(long, value_name = "FILE")]
     output: PathBuf,
+    /// Takes the weights as the last step left them, even if the run kept an average.
+    #[arg(long)]
+    unaveraged: bool,
     #[command(flatten)]
     threads: Threads,
 }
@@ -29,7 +32,12 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
         let stored = Stored::read(&arguments.checkpoint)?;
         stored.note_better(&arguments.checkpoint, "--checkpoint");
         let mut weights = match stored {
-            Stored::Described(described, _) => described.into_model()?.export()?,
+            Stored::Described(mut described, _) => {
+                if arguments.unaveraged {
+                    described.drop_average();
+                }
+                described.into_model()?.export()?
+            }
             Stored::Alone(file) => TensorFile { metadata: Default::default(), ..file },
         };
         sign(&mut weights, EXPORT);

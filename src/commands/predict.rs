@@ -5,7 +5,7 @@ use super::options::{Threads, Trained, class_names, pictures_in, whole};
 use super::output::{Kind, ensure_output};
 use crate::device::Compute;
 use crate::memory::{ensure_room_to_infer, image_bytes};
-use crate::pictures::{ROWS, attention};
+use crate::pictures::{COLUMNS, ROWS, attention};
 use crate::printing::{is_closed, print, print_error, print_lines, printable, tell};
 use crate::trainer::score::probabilities;
 use crate::trainer::trained::{TrainedModel, note_unsaid};
@@ -46,6 +46,9 @@ pub struct Arguments {
     /// The point, as parts of the width and height of what the model sees of a picture; 0.5,0.5 is the middle.
     #[arg(long, value_name = "X,Y", requires = "attention", default_value = "0.5,0.5", value_parser = point)]
     at: [f64; 2],
+    /// The blocks whose attentions are drawn, at most four, such as stages.0.1,stages.2.3, counted from 0.
+    #[arg(long, value_name = "BLOCKS", requires = "attention", value_delimiter = ',')]
+    blocks: Vec<String>,
     /// How many of a picture's likeliest classes are printed; with 1 there is one line for each picture.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = whole(1..=1000_u16))]
     top: u16,
@@ -83,7 +86,9 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
     arguments.threads.run(|| {
         let Opened { pictures, without, model, classes, size, at_once, transform } = open(arguments)?;
         let factors = model.prepared()?;
-        let mut maps = arguments.attention.as_deref().map(|file| AttentionMaps::new(file, arguments.at));
+        ensure_blocks(&arguments.blocks, &model)?;
+        let of_file = |file| AttentionMaps::new(file, arguments.at, &arguments.blocks);
+        let mut maps = arguments.attention.as_deref().map(of_file);
         let mut listed = Listed { json: arguments.json, top: arguments.top.into(), any: false, status: Status::Done };
         for (folder, error) in without {
             let outcome = listed.skip(&error);
@@ -229,6 +234,8 @@ impl Listed {
 struct AttentionMaps<'a> {
     file: &'a Path,
     point: [f64; 2],
+    /// The blocks whose attentions are drawn; if none is named, some of all.
+    blocks: &'a [String],
     /// The pictures' files, and what the model saw of them.
     seen: Vec<(PathBuf, data::Image)>,
     /// The traces of the passes over these pictures.
@@ -238,8 +245,8 @@ struct AttentionMaps<'a> {
 }
 
 impl<'a> AttentionMaps<'a> {
-    fn new(file: &'a Path, [x, y]: [f64; 2]) -> Self {
-        Self { file, point: [y, x], seen: vec![], traces: vec![], readable: 0 }
+    fn new(file: &'a Path, [x, y]: [f64; 2], blocks: &'a [String]) -> Self {
+        Self { file, point: [y, x], blocks, seen: vec![], traces: vec![], readable: 0 }
     }
 
     /// Whether a page has no room for more.
@@ -278,8 +285,24 @@ impl<'a> AttentionMaps<'a> {
         }
         let (files, images): (Vec<PathBuf>, Vec<data::Image>) = self.seen.into_iter().unzip();
         let images: Vec<_> = short_names(&files).into_iter().zip(images).collect();
-        attention::draw(&images, &Trace::joined(self.traces)?, self.point, self.file)
+        let mut trace = Trace::joined(self.traces)?;
+        let is_of = |name: &str| self.blocks.iter().any(|block| name.strip_suffix(".attn") == Some(block));
+        trace.attention_weights.retain(|(name, _)| self.blocks.is_empty() || is_of(name));
+        attention::draw(&images, &trace, self.point, self.file)
     }
+}
+
+/// Errors: blocks that the model does not have, or more than there is room for.
+fn ensure_blocks(blocks: &[String], model: &BiFormer) -> Result<()> {
+    let layout = model.parameters.layout();
+    let known: Vec<&str> = layout.ids().filter_map(|id| layout.name(id).strip_suffix(".norm1.weight")).collect();
+    if let Some(block) = blocks.iter().find(|block| !known.contains(&block.as_str())) {
+        bail!("--blocks {block}: the model has none of this name, but {}", known.join(", "));
+    }
+    if blocks.len() > COLUMNS {
+        bail!("--blocks: {} of them, and a page has room for {COLUMNS}; name fewer", blocks.len());
+    }
+    Ok(())
 }
 
 /// What files are called on a page: by their names or, if that does not tell them apart, with the folders that they are

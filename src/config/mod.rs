@@ -49,6 +49,10 @@ pub struct RunConfig {
     /// for other classes, those that the data have as well are copied by name; all others, or a missing head, start
     /// random.
     pub weights: String,
+    /// Whether `weights` must have all tensors of this model and no others, except for the head. If false, those of the
+    /// same name and shape are taken over, and the model's others start random: for a model that differs in a part.
+    #[serde(default = "yes")]
+    pub strict_weights: bool,
     /// Parts of the model that are not trained, by the first parts of their parameters' names: `["downsample_layers",
     /// "stages.0"]`. Their BatchNorms keep their running statistics unchanged, and normalise by them.
     pub freeze: Vec<String>,
@@ -116,6 +120,7 @@ impl RunConfig {
             model: name.to_owned(),
             data: "embedded".into(),
             weights: String::new(),
+            strict_weights: true,
             freeze: vec![],
             backbone_lr: 1.0,
             out: usual_folder(name),
@@ -360,6 +365,11 @@ impl RunConfig {
     pub fn schedule(&self, steps_per_epoch: usize) -> Result<Schedule> {
         self.schedule.over(self.epochs, steps_per_epoch)
     }
+}
+
+/// What a run began with whose configuration does not say.
+fn yes() -> bool {
+    true
 }
 
 /// A table as a configuration, or the field that is wrong, in one line.

@@ -9,7 +9,7 @@ use plotters::style::text_anchor::HPos;
 use std::path::Path;
 
 /// The most attentions that are shown.
-pub(super) const COLUMNS: usize = 4;
+pub const COLUMNS: usize = 4;
 /// The most images that are shown: more would make a page that no viewer opens.
 pub const ROWS: usize = 32;
 /// The side of an image on the page.

@@ -25,7 +25,7 @@ pub mod routes;
 pub mod scaling;
 
 pub use canvas::is_own;
-pub use gallery::ROWS;
+pub use gallery::{COLUMNS, ROWS};
 
 use image::Rgb;
 use plotters::style::RGBColor;

@@ -6,12 +6,15 @@ use super::learner::Learner;
 use super::stored::Stored;
 use super::trained::{BY_ORDER, Described};
 use crate::config::RunConfig;
-use anyhow::{Context, Error, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use autograd::Gradients;
 use data::class_among;
 use model::BiFormer;
 use optim::{AdamW, AdamWState};
 use tensor::DType;
+
+/// The way out where weights do not fit.
+const IN_PART: &str = "; to take over no more than what fits: --set strict_weights=false";
 
 impl Learner {
     /// A learner at the start of a run, with random weights.
@@ -29,29 +32,36 @@ impl Learner {
         let their_model = weights.described().map(|(theirs, _)| theirs.model.clone());
         let theirs = weights.class_names(classes).unwrap_or_default();
         let weights = weights.into_weights()?;
-        let loaded = match &unfit_head {
-            None => model.load(&weights, path),
-            Some(_) => model.load_backbone(&weights, path),
+        let loaded = match (config.strict_weights, &unfit_head) {
+            (true, None) => model.load(&weights, path),
+            (true, Some(_)) => model.load_backbone(&weights, path),
+            (false, _) => model.load_fitting(&weights, unfit_head.is_none(), path),
         };
-        loaded.map_err(|error| match their_model {
+        let random = loaded.map_err(|error| match their_model {
             Some(theirs) if theirs != config.model && matches!(error, model::Error::Weights { .. }) => {
                 anyhow!("weights {path}: they are of {theirs}, not of {}; leave --model out", config.model)
             }
-            Some(_) => Error::from(error).context("a run has the model of its weights where no other is asked for"),
-            None => error.into(),
+            _ if !matches!(error, model::Error::Weights { .. }) => error.into(),
+            Some(_) => anyhow!("a run has the model of its weights where no other is asked for: {error}{IN_PART}"),
+            None => anyhow!("{error}{IN_PART}"),
         })?;
+        let mut notes: Vec<String> = unfit_parts(path, &random, &model).into_iter().collect();
         let Some(reason) = unfit_head else {
-            let head_note = by_order.then(|| format!("{path}: {BY_ORDER}"));
-            return Ok(Self { head_note, ..Self::around(model, config)? });
+            notes.extend(by_order.then(|| format!("{path}: {BY_ORDER}")));
+            return Ok(Self { notes, ..Self::around(model, config)? });
         };
-        let from: Vec<Option<usize>> = classes.iter().map(|class| class_among(class, &theirs)).collect();
+        let from: Vec<Option<usize>> = match random.iter().any(|name| name.starts_with("norm.")) {
+            // What their head was learned from is not there.
+            true => vec![None; classes.len()],
+            false => classes.iter().map(|class| class_among(class, &theirs)).collect(),
+        };
         model.load_classes(&weights, &from)?;
         let (known, all) = (from.iter().flatten().count(), classes.len());
-        let head_note = match known {
+        notes.push(match known {
             0 => format!("{reason}: this model gets a fresh one"),
             _ => format!("{reason}: this model has {known} of its {all} classes from there"),
-        };
-        let learner = Self { head_note: Some(head_note), ..Self::around(model, config)? };
+        });
+        let learner = Self { notes, ..Self::around(model, config)? };
         let layout = learner.model.parameters.layout();
         let frozen = layout.ids().any(|id| layout.is_frozen(id) && layout.name(id).starts_with("head."));
         if frozen && known < all {
@@ -115,8 +125,22 @@ impl Learner {
         };
         let gradients = Gradients::new(&model.parameters)?;
         let config = config.clone();
-        Ok(Self { config, model, device, gradients, optimizer, average, staged: None, profile: None, head_note: None })
+        Ok(Self { config, model, device, gradients, optimizer, average, staged: None, profile: None, notes: vec![] })
     }
+}
+
+/// What is said of parts of a model that keep random weights, because `path` has none that fit.
+fn unfit_parts(path: &str, random: &[String], model: &BiFormer) -> Option<String> {
+    let layout = model.parameters.layout();
+    // Of the head more is said.
+    let is_backbone = |name: &str| !name.starts_with("head.") && layout.ids().any(|id| layout.name(id) == name);
+    let parameters = || random.iter().filter(|name| is_backbone(name));
+    let (count, all) = (parameters().count(), layout.ids().count());
+    let first = parameters().next()?;
+    Some(format!(
+        "Of {path} {} of {all} parameters are taken over; {count} start random, {first} among them",
+        all - count
+    ))
 }
 
 /// What a run has learned beside a model's weights.

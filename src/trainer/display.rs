@@ -84,9 +84,7 @@ pub fn introduce(learner: &Learner, progress: &Progress, facts: &DataFacts, [tra
             "Training images are mixed: in their accuracy, the class of the larger part counts as right."
         );
     }
-    if let Some(reason) = &learner.head_note {
-        tell!(io::stdout(), "{reason}.");
-    }
+    learner.notes.iter().for_each(|note| tell!(io::stdout(), "{note}."));
     if !begins {
         let (epoch, batch) = (progress.epoch() + 1, progress.batch);
         tell!(io::stdout(), "Going on in epoch {epoch}, where {batch} of {steps} batches are done.");

@@ -32,8 +32,8 @@ pub struct Learner {
     pub(super) staged: Option<Staged<Vec<LossAndLogits>>>,
     /// Measures each step, if there is one.
     pub profile: Option<Arc<Profile>>,
-    /// For a run that starts from other weights: a note on what became of their head, if it was not taken over.
-    pub head_note: Option<String>,
+    /// For a run that starts from other weights: what of them was not taken over, and how its head was understood.
+    pub notes: Vec<String>,
 }
 
 impl fmt::Debug for Learner {

@@ -92,6 +92,12 @@ impl Described {
         Ok(self.file)
     }
 
+    /// Leaves the weights as the last step left them, if the run also kept an average.
+    pub fn drop_average(&mut self) {
+        let of_average = [tensor_names::AVERAGE, tensor_names::AVERAGE_STATISTICS];
+        self.file.tensors.retain(|name, _| !of_average.contains(&name.as_str()));
+    }
+
     /// The model that was trained.
     pub fn into_model(mut self) -> Result<TrainedModel> {
         let shown = self.path.display().to_string();

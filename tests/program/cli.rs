@@ -10,7 +10,7 @@ use std::fs;
 use std::path::Path;
 use tensor::cpu::isa::Isa;
 
-fn metrics(run: &Path) -> Vec<Value> {
+pub fn metrics(run: &Path) -> Vec<Value> {
     json_lines(&run.join("metrics.jsonl"))
 }
 
@@ -174,26 +174,6 @@ fn an_image_folder_works_like_cifar() {
     assert_eq!(report["images"], 8);
     assert_eq!(report["classes"][1]["name"], "light");
     assert!(load_image(run.join("routing.png")).is_ok());
-}
-
-#[test]
-fn a_run_can_start_from_the_weights_of_another() {
-    let Trained { data, run, .. } = of_three_epochs();
-    let folder = fresh("cli-weights");
-    let start = |data: &Path, fields: &str, name: &str, weights: &[&str]| {
-        let (config, out) = (samples::config(&folder, fields), folder.join(name));
-        let shared = ["train", "--config", text(&config), "--data", text(data), "--out", text(&out), "--epochs", "1"];
-        (biformer(&[&shared[..], weights].concat()).ok(), metrics(&out)[0]["train_loss"].as_f64().unwrap())
-    };
-    let (_, scratch) = start(data, "", "scratch", &[]);
-    let (said, tuned) = start(data, "", "tuned", &["--weights", text(run)]);
-    assert!(tuned < scratch, "{tuned} after training, {scratch} before");
-    assert!(!said.out.contains("a fresh one"), "{said:?}");
-    // Another number of classes: everything but the head is taken over.
-    let two = samples::image_folder(&folder.join("two"));
-    let fields = format!("weights = {:?}\nimage_size = 32", text(run));
-    let (said, _) = start(&two, &fields, "two-classes", &[]);
-    assert!(said.out.contains("is for 10 classes: this model gets a fresh one"), "{said:?}");
 }
 
 /// What is off by default: soft routing, layer scale, the published schedule, micro-batches.

@@ -27,14 +27,14 @@ fn moved(from: &TensorFile, to: &Path) -> Vec<String> {
 fn a_frozen_part_stays_to_the_bit() {
     let Trained { data, run: source, .. } = samples::of_one_epoch();
     let folder = fresh("freeze");
-    let fields = format!("weights = {:?}\nfreeze = [\"downsample_layers.0\", \"stages.0\"]", text(&source));
+    let fields = format!("weights = {:?}\nfreeze = [\"downsample_layers.0\", \"stages.0\"]", text(source));
     let config = samples::config(&folder, &fields);
     let exported = folder.join("source.safetensors");
-    biformer(&["export", "--checkpoint", text(&source), "--output", text(&exported)]).ok();
+    biformer(&["export", "--checkpoint", text(source), "--output", text(&exported)]).ok();
     let start = TensorFile::read(&exported).unwrap();
     let train = |name: &str, more: &[&str]| {
         let run = folder.join(name);
-        let to = ["train", "--config", text(&config), "--data", text(&data), "--out", text(&run)];
+        let to = ["train", "--config", text(&config), "--data", text(data), "--out", text(&run)];
         let said = biformer(&[&to[..], more].concat()).ok().out;
         (run, said)
     };
@@ -69,18 +69,18 @@ fn a_frozen_part_stays_to_the_bit() {
         ("freeze = \"head\"", "expected a list, as in"),
     ] {
         let (config, run) = (samples::config(&folder, fields), folder.join("refused"));
-        biformer(&["train", "--config", text(&config), "--data", text(&data), "--out", text(&run)]).refused(&[said]);
+        biformer(&["train", "--config", text(&config), "--data", text(data), "--out", text(&run)]).refused(&[said]);
         assert!(!run.exists());
     }
 
     // What would stay random, though nobody may have meant it.
     let (two, out) = (samples::image_folder(&folder.join("two")), folder.join("random"));
-    let fresh_head = ["train", "--weights", text(&source), "--data", text(&two), "--out", text(&out)];
+    let fresh_head = ["train", "--weights", text(source), "--data", text(&two), "--out", text(&out)];
     let fresh_head = [&fresh_head[..], &["--batch-size", "5", "--set", "freeze=head"]].concat();
     biformer(&fresh_head).refused(&["freeze:", "2 of this model's 2 classes would stay random", "leave the head out"]);
     assert!(!out.exists());
     let plain = samples::config(&folder, "freeze = [\"stages\"]");
-    let plain = ["train", "--config", text(&plain), "--data", text(&data), "--out", text(&out), "--epochs", "1"];
+    let plain = ["train", "--config", text(&plain), "--data", text(data), "--out", text(&out), "--epochs", "1"];
     let said = biformer(&plain).ok();
     assert!(said.out.contains("of the parameters are frozen: stages.\n"), "{said:?}");
     assert!(said.err.contains("note: without --weights they are random"), "{said:?}");

@@ -23,4 +23,5 @@ mod pth;
 mod readers;
 mod run_folder;
 mod shrink;
+mod tuning;
 mod weights;

@@ -135,6 +135,9 @@ fn predict_draws_what_a_point_attends_to() {
     {
         assert!(row(&six, head + number * (192 + 30)) == row(alone, head), "row {number}");
     }
+    predict(&["--blocks", "stages.1.0"]).ok();
+    assert_eq!(load_image(&file).unwrap().width(), 2 * 28 + 2 * 192 + 16, "one attention");
+    predict(&["--blocks", "stages.1.0,stages.1.1"]).refused(&["--blocks stages.1.1", "stages.0.0, stages.1.0"]);
     for at in ["2,0", "0.5", "a,b", "nan,0.5"] {
         let said = predict(&["--at", at]);
         assert!(said.status == Some(2) && said.err.contains("two numbers from 0 to 1"), "{said:?}");

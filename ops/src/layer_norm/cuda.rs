@@ -138,7 +138,7 @@ pub fn backward(
     let mut partial = of_parameters.then(partial).transpose()?;
     let of_x = |dx: Option<&Out<'_>>| -> Result<Launch<'_>> {
         let launch = rows.launch(x, "layer_norm_backward")?.input(dy)?.input(x)?.input(weight)?;
-        Ok(launch.input(mean)?.input(rstd)?.out(dx)?)
+        launch.input(mean)?.input(rstd)?.out(dx)
     };
     // SAFETY: as in `forward`; dy and dx are like x, and there is a place for the sums of each block or piece.
     unsafe {
