@@ -13,7 +13,7 @@ use image::{ColorType, DynamicImage, ImageDecoder, ImageError, ImageReader, Limi
 use tensor::memory::{amount, free_bytes, reserve};
 
 use crate::formats;
-use crate::room::Room;
+use crate::room::{Room, Taken};
 use crate::{Error, Result};
 
 /// The longest file that is read as an image, in bytes.
@@ -209,14 +209,14 @@ fn pixels(bytes: &[u8]) -> std::result::Result<RgbImage, Refusal> {
         Refusal::NoRoom(format!("{what} {needed} of memory, which are not free: make room, or the image smaller"))
     };
     let head = formats::memory_of_head(format);
-    if !is_granted(head) {
-        return Err(not_free("its head may take", head));
-    }
+    let Some(room) = room_for(head) else { return Err(not_free("its head may take", head)) };
     let mut limits = Limits::default();
     limits.max_alloc = Some(MAX_DECODED);
     reader.limits(limits);
 
     let mut decoder = reader.into_decoder().map_err(failed)?;
+    // One that kept it while it waits for more could wait for one that does so, too.
+    drop(room);
     if matches!(decoder.color_type(), ColorType::Rgb32F | ColorType::Rgba32F) {
         // Decoders take integers of 32 bits for floats, and nobody says which float is white.
         return Err("its colours have 32 bits each: save it with 8 or 16".to_owned().into());
@@ -234,8 +234,7 @@ fn pixels(bytes: &[u8]) -> std::result::Result<RgbImage, Refusal> {
     let converted = if decoder.color_type() == ColorType::Rgb8 { 0 } else { rgb };
     let turned = if orientation == Orientation::NoTransforms { 0 } else { decoded };
     let most = decoded + beside.max(converted).max(turned);
-    let room = if is_granted(most) { ROOM.take(most, free_bytes) } else { None };
-    let Some(_room) = room else {
+    let Some(_room) = room_for(most) else {
         return Err(not_free(&format!("{width}x{height} pixels take"), most));
     };
     let mut decoded = DynamicImage::from_decoder(decoder).map_err(failed)?;
@@ -252,6 +251,11 @@ fn ends_early(cause: &ImageError) -> bool {
     std::iter::successors(Some(first), |cause| cause.source())
         .filter_map(|cause| cause.downcast_ref::<std::io::Error>())
         .any(|cause| cause.kind() == ErrorKind::UnexpectedEof)
+}
+
+/// Room for a picture, once others have returned theirs.
+fn room_for(bytes: u64) -> Option<Taken<'static>> {
+    ROOM.take(bytes, || is_granted(bytes), free_bytes)
 }
 
 /// Whether the system grants this many bytes (which may be more than there are): if not, decoders would end the program.
