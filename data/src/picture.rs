@@ -227,7 +227,7 @@ fn pixels(bytes: &[u8]) -> std::result::Result<RgbImage, Refusal> {
     if decoded.max(rgb) > MAX_DECODED {
         return Err(too_large(&format!("{width}x{height} pixels take")).into());
     }
-    let orientation = decoder.orientation().unwrap_or(Orientation::NoTransforms);
+    let orientation = orientation(&mut decoder);
     // Beside it is what the decoder needs, and, when that is gone, a second picture while it is turned or made bytes of
     // RGB.
     let beside = formats::memory_beside(format, bytes, rgb / 3, decoded);
@@ -240,6 +240,15 @@ fn pixels(bytes: &[u8]) -> std::result::Result<RgbImage, Refusal> {
     let mut decoded = DynamicImage::from_decoder(decoder).map_err(failed)?;
     decoded.apply_orientation(orientation);
     Ok(decoded.into_rgb8())
+}
+
+/// How a picture is to be turned. Some programs (Pillow up to version 9.2) begin the EXIF data of a PNG or WebP as those
+/// of a JPEG begin, which is more than the decoder takes.
+fn orientation(decoder: &mut impl ImageDecoder) -> Orientation {
+    let exif = decoder.exif_metadata().ok().flatten();
+    let tiff = exif.as_ref().and_then(|exif| exif.strip_prefix(b"Exif\0\0"));
+    let begun = tiff.and_then(Orientation::from_exif_chunk);
+    begun.or_else(|| decoder.orientation().ok()).unwrap_or(Orientation::NoTransforms)
 }
 
 /// Why a file cannot be decoded that its format's decoder reads to the end and beyond.
