@@ -115,13 +115,19 @@ pub fn load_image(path: impl AsRef<Path>) -> Result<Image> {
 }
 
 /// The height and width of an image file as it is stored, before it is turned upright, read from its first bytes; none
-/// if they do not say.
+/// if they do not say, or if that takes much memory.
 pub fn size_of_image(path: &Path) -> Option<[usize; 2]> {
-    let reader = fs::metadata(path).ok().filter(fs::Metadata::is_file).and_then(|_| ImageReader::open(path).ok())?;
+    // A decoder may copy the file, and a vector that grows takes twice that.
+    const MOST: u64 = 2 * MAX_FILE;
+    let is_read = |file: &fs::Metadata| file.is_file() && file.len() <= MAX_FILE && is_granted(MOST);
+    let reader = fs::metadata(path).ok().filter(is_read).and_then(|_| ImageReader::open(path).ok())?;
     // As for decoding: a panic over an unforeseen file must not end a run.
     let size = panic::catch_unwind(|| {
-        let reader = reader.with_guessed_format().ok()?;
-        if is_granted(formats::memory_of_head(reader.format())) { reader.into_dimensions().ok() } else { None }
+        let mut reader = reader.with_guessed_format().ok()?;
+        let mut limits = Limits::default();
+        limits.max_alloc = Some(MOST / 4);
+        reader.limits(limits);
+        reader.into_dimensions().ok()
     });
     size.ok().flatten().map(|(width, height)| [height as usize, width as usize])
 }
@@ -208,10 +214,11 @@ fn pixels(bytes: &[u8]) -> std::result::Result<RgbImage, Refusal> {
         let needed = amount(bytes);
         Refusal::NoRoom(format!("{what} {needed} of memory, which are not free: make room, or the image smaller"))
     };
-    let head = formats::memory_of_head(format);
+    let allowed = formats::allowed(format, bytes, MAX_DECODED);
+    let head = formats::memory_of_head(format, bytes, allowed);
     let Some(room) = room_for(head) else { return Err(not_free("its head may take", head)) };
     let mut limits = Limits::default();
-    limits.max_alloc = Some(MAX_DECODED);
+    limits.max_alloc = Some(allowed);
     reader.limits(limits);
 
     let mut decoder = reader.into_decoder().map_err(failed)?;
@@ -230,7 +237,7 @@ fn pixels(bytes: &[u8]) -> std::result::Result<RgbImage, Refusal> {
     let orientation = orientation(&mut decoder);
     // Beside it is what the decoder needs, and, when that is gone, a second picture while it is turned or made bytes of
     // RGB.
-    let beside = formats::memory_beside(format, bytes, rgb / 3, decoded);
+    let beside = formats::memory_beside(format, bytes, [width, height].map(u64::from), decoded);
     let converted = if decoder.color_type() == ColorType::Rgb8 { 0 } else { rgb };
     let turned = if orientation == Orientation::NoTransforms { 0 } else { decoded };
     let most = decoded + beside.max(converted).max(turned);

@@ -36,13 +36,6 @@ fn picture() -> impl Strategy<Value = Vec<u8>> {
     ]
 }
 
-/// A chunk of a PNG.
-fn png_chunk(name: &[u8; 4], content: &[u8]) -> Vec<u8> {
-    let named = [name, content].concat();
-    let (length, checksum) = (content.len() as u32, crc32fast::hash(&named));
-    [&length.to_be_bytes()[..], &named, &checksum.to_be_bytes()].concat()
-}
-
 fn cut(path: &Path, length: usize) {
     fs::File::options().write(true).open(path).unwrap().set_len(length as u64).unwrap();
 }
