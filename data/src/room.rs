@@ -10,6 +10,8 @@ use tensor::lock;
 const SMALL: u64 = 64 << 20;
 /// How often a picture asks again for room that no other one will make: some may still be held that are decoded already.
 const PATIENCE: u32 = 100;
+/// As how many times it counts that the system does not grant it, for what it has is not reclaimed meanwhile.
+const REFUSED: u32 = 10;
 
 /// The memory of the large pictures that are being decoded.
 pub(crate) struct Room {
@@ -39,9 +41,18 @@ impl Room {
             return Some(Taken { room: self, bytes: 0 });
         }
         let (mut taken, mut waited) = (lock(&self.taken), 0);
-        // What was granted to others may still be counted as free.
-        while !granted() || free().is_some_and(|free| counted > free.saturating_sub(*taken)) {
-            waited += u32::from(*taken == 0);
+        loop {
+            let granted = granted();
+            // What was granted to others may still be counted as free.
+            let is_free = || free().is_none_or(|free| counted <= free.saturating_sub(*taken));
+            if granted && is_free() {
+                break;
+            }
+            waited += match (*taken, granted) {
+                (0, true) => 1,
+                (0, false) => REFUSED,
+                _ => 0,
+            };
             if waited > PATIENCE {
                 return None;
             }
