@@ -1,7 +1,11 @@
 //! What the bytes of an image file tell before a decoder has them: whether they are all there, and how much memory
 //! decoding takes beside the pixels.
 
+use std::ops::RangeInclusive;
+
 use image::ImageFormat;
+
+use crate::tiff;
 
 /// Why a file need not be decoded, if it need not.
 pub(crate) fn refusal(bytes: &[u8]) -> Option<&'static str> {
@@ -31,8 +35,7 @@ pub(crate) fn memory_of_head(format: Option<ImageFormat>, bytes: &[u8], allowed:
         Some(ImageFormat::Jpeg) => bytes.len() as u64,
         // A vector that grows takes up to twice what is in it.
         Some(ImageFormat::Png) if metadata_of_png(bytes) > 0 => 2 * allowed,
-        // For a tag of many values.
-        Some(ImageFormat::Tiff) => 256 << 20,
+        Some(ImageFormat::Tiff) => tiff::memory_of_directory(bytes),
         _ => 0,
     }
 }
@@ -139,12 +142,13 @@ fn memory_of_webp(bytes: &[u8], pixels: u64) -> u64 {
     each * largest
 }
 
+const FRAMES: RangeInclusive<u8> = 0xC0..=0xC2;
 const START_OF_SCAN: u8 = 0xDA;
 
 /// Shows a JPEG's segments before its first scan: their markers, and the bytes from there on. Returns where they end,
 /// with the scan or where no marker is; nothing if the file ends within a segment's head. Segments are skipped whole,
 /// for a thumbnail in them has markers of its own.
-fn segments<'b>(bytes: &'b [u8], mut see: impl FnMut(u8, &'b [u8])) -> Option<usize> {
+pub(crate) fn segments<'b>(bytes: &'b [u8], mut see: impl FnMut(u8, &'b [u8])) -> Option<usize> {
     let mut at = 2;
     while let Some(&[0xFF, marker]) = bytes.get(at..at + 2) {
         if marker == START_OF_SCAN {
@@ -177,10 +181,22 @@ fn jpeg_is_whole(bytes: &[u8]) -> bool {
     }
 }
 
+/// The width, the height and the number of components of each frame that a JPEG names before its first scan.
+pub(crate) fn frames(bytes: &[u8]) -> Vec<[u64; 3]> {
+    let mut frames = vec![];
+    segments(bytes, |marker, segment| {
+        // After the marker: the length, a precision, two sides of two bytes.
+        if let (true, Some(&[h0, h1, w0, w1, components])) = (FRAMES.contains(&marker), segment.get(5..10)) {
+            let [height, width] = [[h0, h1], [w0, w1]].map(u16::from_be_bytes);
+            frames.push([width, height, components.into()].map(u64::from));
+        }
+    });
+    frames
+}
+
 /// How many components a JPEG has, if several scans tell what they are: they refine one another, or the first one lacks
 /// some.
-fn components_in_several_scans(bytes: &[u8]) -> Option<u8> {
-    const FRAMES: std::ops::RangeInclusive<u8> = 0xC0..=0xC2;
+pub(crate) fn components_in_several_scans(bytes: &[u8]) -> Option<u8> {
     let mut frame = None;
     // After a frame's marker: the length, a precision, two sides of two bytes. After a scan's: the length.
     let scan = segments(bytes, |marker, segment| {

@@ -58,6 +58,7 @@ mod rand_augment;
 mod resample;
 mod room;
 mod shrink;
+mod tiff;
 mod transform;
 
 pub use among::{among, class_among, look_alike};

@@ -8,13 +8,16 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use image::{ColorType, DynamicImage, ImageDecoder, ImageError, ImageReader, Limits, RgbImage, metadata::Orientation};
+use image::{
+    ColorType, DynamicImage, ImageDecoder, ImageError, ImageFormat, ImageReader, Limits, RgbImage,
+    metadata::Orientation,
+};
 
 use tensor::memory::{amount, free_bytes, reserve};
 
 use crate::formats;
 use crate::room::{Room, Taken};
-use crate::{Error, Result};
+use crate::{Error, Result, tiff};
 
 /// The longest file that is read as an image, in bytes.
 pub(crate) const MAX_FILE: u64 = 256 << 20;
@@ -102,7 +105,8 @@ impl std::fmt::Debug for Image {
 /// Decodes a PNG, JPEG, WebP, BMP, TIFF or PNM file of any size and colour type to RGB, turned upright as its EXIF data
 /// say.
 ///
-/// The format is detected from the content, not from the name. Transparency is dropped. Of a TIFF with several images,
+/// The format is detected from the content, not from the name. Transparency is dropped (colours that a TIFF stores multiplied by it are divided by
+/// it first). Of a TIFF with several images,
 /// the first is decoded. A file over 256 MiB, or one that would decode to more than 512 MiB, is refused before the
 /// memory is taken.
 ///
@@ -234,10 +238,12 @@ fn pixels(bytes: &[u8]) -> std::result::Result<RgbImage, Refusal> {
     if decoded.max(rgb) > MAX_DECODED {
         return Err(too_large(&format!("{width}x{height} pixels take")).into());
     }
+    let is_tiff = format == Some(ImageFormat::Tiff);
+    let jpegs = if is_tiff { tiff::memory_of_jpegs(bytes, MAX_DECODED).map_err(str::to_owned)? } else { 0 };
     let orientation = orientation(&mut decoder);
     // Beside it is what the decoder needs, and, when that is gone, a second picture while it is turned or made bytes of
     // RGB.
-    let beside = formats::memory_beside(format, bytes, [width, height].map(u64::from), decoded);
+    let beside = jpegs + formats::memory_beside(format, bytes, [width, height].map(u64::from), decoded);
     let converted = if decoder.color_type() == ColorType::Rgb8 { 0 } else { rgb };
     let turned = if orientation == Orientation::NoTransforms { 0 } else { decoded };
     let most = decoded + beside.max(converted).max(turned);
@@ -245,6 +251,9 @@ fn pixels(bytes: &[u8]) -> std::result::Result<RgbImage, Refusal> {
         return Err(not_free(&format!("{width}x{height} pixels take"), most));
     };
     let mut decoded = DynamicImage::from_decoder(decoder).map_err(failed)?;
+    if is_tiff && tiff::is_premultiplied(bytes) {
+        tiff::divide_by_alpha(&mut decoded);
+    }
     decoded.apply_orientation(orientation);
     Ok(decoded.into_rgb8())
 }
@@ -259,7 +268,7 @@ fn orientation(decoder: &mut impl ImageDecoder) -> Orientation {
 }
 
 /// Why a file cannot be decoded that its format's decoder reads to the end and beyond.
-const CUT_OFF: &str = "the file ends too early";
+pub(crate) const CUT_OFF: &str = "the file ends too early";
 
 /// Whether a decoder failed because there was nothing left to read.
 fn ends_early(cause: &ImageError) -> bool {
