@@ -105,10 +105,9 @@ impl std::fmt::Debug for Image {
 /// Decodes a PNG, JPEG, WebP, BMP, TIFF or PNM file of any size and colour type to RGB, turned upright as its EXIF data
 /// say.
 ///
-/// The format is detected from the content, not from the name. Transparency is dropped (colours that a TIFF stores multiplied by it are divided by
-/// it first). Of a TIFF with several images,
-/// the first is decoded. A file over 256 MiB, or one that would decode to more than 512 MiB, is refused before the
-/// memory is taken.
+/// The format is detected from the content, not from the name. Transparency is dropped; colours that a TIFF stores
+/// multiplied by it are divided by it. Of a TIFF with several images, the first is decoded. A file over 256 MiB, or one
+/// that would decode to more than 512 MiB, is refused before the memory is taken.
 ///
 /// Errors: [`Error::Missing`], [`Error::Io`] (also where there is too little memory, of kind
 /// [`OutOfMemory`](ErrorKind::OutOfMemory)), [`Error::Unsupported`] (not a regular file), or [`Error::Undecodable`] (also

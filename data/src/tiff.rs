@@ -27,24 +27,27 @@ fn number(bytes: &[u8], at: usize, size: usize) -> Option<usize> {
     Some(if bytes.starts_with(b"MM") { number.iter().fold(0, append) } else { number.iter().rev().fold(0, append) })
 }
 
-/// The tags of the first directory, and their values. They end where the file does.
+/// The tags of the first directory, and their values. They end where the file does; those of unknown kinds are passed
+/// over, as by the decoder.
 fn tags(bytes: &[u8]) -> impl Iterator<Item = (u16, Values)> {
     let directory = number(bytes, 4, 4).unwrap_or(usize::MAX);
     let count = number(bytes, directory, 2).unwrap_or(0);
-    (0..count).map_while(move |place| {
+    let tags = (0..count).map_while(move |place| {
         let at = directory + 2 + 12 * place;
         let [tag, kind] = [at, at + 2].map(|at| number(bytes, at, 2));
         let size = match kind? {
+            1 | 2 | 6 | 7 => 1,
             3 | 8 => 2,
             4 | 9 | 11 | 13 => 4,
             5 | 10 | 12 | 16 | 17 | 18 => 8,
-            _ => 1,
+            _ => 0,
         };
         let count = number(bytes, at + 4, 4)?;
         // Those of no more than four bytes lie where others say where they lie.
         let is_here = count.saturating_mul(size) <= 4;
         Some((tag? as u16, Values { at: if is_here { at + 8 } else { number(bytes, at + 8, 4)? }, size, count }))
-    })
+    });
+    tags.filter(|(_, values)| values.size > 0)
 }
 
 /// The values of a tag, of which the last of the same name counts, as for the decoder.
@@ -155,14 +158,40 @@ mod tests {
     fn numbers_are_read_where_they_lie_in_either_order_of_bytes() {
         let found = |bytes: &[u8], name| numbers(bytes, name).collect::<Vec<_>>();
         // Two within the directory, and two at the beginning of the file.
-        let bytes = file(&[[EXTRA_SAMPLES.into(), 3, 2, 1 | 2 << 16], [7, 4, 2, 0], [8, 3, 1, 1], [8, 3, 1, 5]]);
+        let bytes =
+            file(&[[EXTRA_SAMPLES.into(), 3, 2, 1 | 2 << 16], [7, 4, 2, 0], [8, 3, 1, 1], [8, 3, 1, 5], [8, 99, 1, 6]]);
         assert_eq!(found(&bytes, EXTRA_SAMPLES), [1, 2]);
         assert_eq!(found(&bytes, 7), [0x002A_4949, 8]);
-        assert_eq!((found(&bytes, 8), found(&bytes, 6)), (vec![5], vec![]), "the last, and none");
+        assert_eq!((found(&bytes, 8), found(&bytes, 6)), (vec![5], vec![]), "the last of a known kind, and none");
         let big = b"MM\0*\0\0\0\x08\0\x01\x01\x52\0\x03\0\0\0\x01\0\x01\0\0";
         assert!(is_premultiplied(big) && !is_premultiplied(&bytes[..18]));
         // Where the values would lie behind the end of the file.
         assert_eq!(found(&file(&[[7, 4, 2, u32::MAX]]), 7), [0; 0]);
+    }
+
+    #[test]
+    fn a_jpeg_takes_what_its_own_head_says() {
+        // A frame of 300 by 2 pixels of three colours, and a scan of so many of them.
+        let jpeg = |frame, in_scan| {
+            let begins = [0xFF, 0xD8, 0xFF, frame, 0, 17, 8, 0, 2, 1, 44, 3];
+            [&begins[..], &[0; 9], &[0xFF, 0xDA, 0, 12, in_scan]].concat()
+        };
+        let tables = [0xFF, 0xD8, 0xFF, 0xDB, 0, 3, 7, 0xFF, 0xD9];
+        let needs = |jpeg: &[u8], tables: &[u8], most| {
+            let (begin, length) = (10 + 4 * 12, jpeg.len() as u32);
+            let tags = [[259, 3, 1, 7], [273, 4, 1, begin], [279, 4, 1, length]];
+            let at_tables = [347, 7, tables.len() as u32, begin + length];
+            memory_of_jpegs(&[&file(&[&tags[..], &[at_tables]].concat()), jpeg, tables].concat(), most)
+        };
+        assert_eq!(needs(&jpeg(0xC0, 3), &tables, 1800), Ok(1800 + 26));
+        assert_eq!(needs(&jpeg(0xC2, 3), &tables, 1800), Ok(3 * 1800 + 26));
+        assert!(needs(&jpeg(0xC0, 3), &tables, 1799).is_err_and(|cause| cause.contains("more pixels")));
+        for (tables, cut) in [(&tables[..], 1), (&jpeg(0xC0, 3), 0), (&tables[..7], 0)] {
+            let jpeg = jpeg(0xC0, 3);
+            assert!(needs(&jpeg[..jpeg.len() - 5 * cut], tables, 1800).is_err_and(|cause| cause.contains("damaged")));
+        }
+        assert_eq!(memory_of_jpegs(&file(&[[259, 3, 1, 7], [273, 4, 1, 99], [279, 4, 1, 9]]), 1), Err(CUT_OFF));
+        assert_eq!(memory_of_jpegs(&file(&[[259, 3, 1, 5], [273, 4, 1, 99], [279, 4, 1, 9]]), 1), Ok(0));
     }
 
     #[test]
