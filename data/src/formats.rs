@@ -1,7 +1,11 @@
 //! What the bytes of an image file tell before a decoder has them: whether they are all there, and how much memory
 //! decoding takes beside the pixels.
 
+use std::ops::RangeInclusive;
+
 use image::ImageFormat;
+
+use crate::tiff;
 
 /// Why a file need not be decoded, if it need not.
 pub(crate) fn refusal(bytes: &[u8]) -> Option<&'static str> {
@@ -23,14 +27,54 @@ pub(crate) fn refusal(bytes: &[u8]) -> Option<&'static str> {
     is_big_tiff.then_some("it is a BigTIFF: save it as a TIFF")
 }
 
-/// How much memory a decoder may ask for to read a file's head, in bytes: that of TIFF for a tag of many values.
-pub(crate) fn memory_of_head(format: Option<ImageFormat>) -> u64 {
-    if format == Some(ImageFormat::Tiff) { 256 << 20 } else { 0 }
+/// How much memory a decoder may ask for to read a file's head, in bytes, if its limit is `allowed`. A JPEG's
+/// is kept with the pixels.
+pub(crate) fn memory_of_head(format: Option<ImageFormat>, bytes: &[u8], allowed: u64) -> u64 {
+    match format {
+        // The whole file, which it copies.
+        Some(ImageFormat::Jpeg) => bytes.len() as u64,
+        // A vector that grows takes up to twice what is in it.
+        Some(ImageFormat::Png) if metadata_of_png(bytes) > 0 => 2 * allowed,
+        Some(ImageFormat::Tiff) => tiff::memory_of_directory(bytes),
+        _ => 0,
+    }
 }
 
-/// How much memory a decoder takes at most, in bytes, beside the `decoded` bytes of `pixels` pixels that it fills.
-pub(crate) fn memory_beside(format: Option<ImageFormat>, bytes: &[u8], pixels: u64, decoded: u64) -> u64 {
+/// The limit to give to a decoder, in bytes, if no row may take more than `most`. A PNG's colour profile is packed, and
+/// may be a thousand times as large as the file; beyond the limit, the decoder does without it.
+pub(crate) fn allowed(format: Option<ImageFormat>, bytes: &[u8], most: u64) -> u64 {
+    const PROFILE: u64 = 16 << 20;
+    match (format, bytes.get(16..20)) {
+        (Some(ImageFormat::Png), Some(&[a, b, c, d])) => {
+            // Up to four colours of 16 bits. Other chunks are held as they are, in a vector that grows, and as decoded.
+            let row = 8 * u64::from(u32::from_be_bytes([a, b, c, d]));
+            PROFILE + 3 * metadata_of_png(bytes) + row.min(most)
+        }
+        _ => most,
+    }
+}
+
+/// The bytes of those of a PNG's chunks before the pixels that its decoder keeps.
+fn metadata_of_png(bytes: &[u8]) -> u64 {
+    const KEPT: [&[u8]; 5] = [b"iCCP", b"tEXt", b"zTXt", b"iTXt", b"eXIf"];
+    let (mut at, mut kept) = (8, 0);
+    while let Some(&[a, b, c, d, ref name @ ..]) = bytes.get(at..).and_then(|rest| rest.get(..8)) {
+        let length = u32::from_be_bytes([a, b, c, d]) as usize;
+        if name == b"IDAT" {
+            break;
+        }
+        kept += if KEPT.contains(&name) { length.min(bytes.len() - at) } else { 0 };
+        at = at.saturating_add(length).saturating_add(12);
+    }
+    kept as u64
+}
+
+/// How much memory a decoder takes at most, in bytes, beside the `decoded` bytes that it fills, of so many pixels.
+pub(crate) fn memory_beside(format: Option<ImageFormat>, bytes: &[u8], [width, height]: [u64; 2], decoded: u64) -> u64 {
+    let pixels = width.saturating_mul(height);
     match format {
+        // Rows before filters are undone: of six the first are dropped, the vector grows, and there is one more.
+        Some(ImageFormat::Png) => (2 * height.min(6) + 1) * decoded.div_ceil(height),
         // Coefficients of 16 bits, until the last scan has been read.
         Some(ImageFormat::Jpeg) => 2 * pixels * u64::from(components_in_several_scans(bytes).unwrap_or(0)),
         Some(ImageFormat::WebP) => memory_of_webp(bytes, pixels),
@@ -98,12 +142,13 @@ fn memory_of_webp(bytes: &[u8], pixels: u64) -> u64 {
     each * largest
 }
 
+const FRAMES: RangeInclusive<u8> = 0xC0..=0xC2;
 const START_OF_SCAN: u8 = 0xDA;
 
 /// Shows a JPEG's segments before its first scan: their markers, and the bytes from there on. Returns where they end,
 /// with the scan or where no marker is; nothing if the file ends within a segment's head. Segments are skipped whole,
 /// for a thumbnail in them has markers of its own.
-fn segments<'b>(bytes: &'b [u8], mut see: impl FnMut(u8, &'b [u8])) -> Option<usize> {
+pub(crate) fn segments<'b>(bytes: &'b [u8], mut see: impl FnMut(u8, &'b [u8])) -> Option<usize> {
     let mut at = 2;
     while let Some(&[0xFF, marker]) = bytes.get(at..at + 2) {
         if marker == START_OF_SCAN {
@@ -136,10 +181,22 @@ fn jpeg_is_whole(bytes: &[u8]) -> bool {
     }
 }
 
+/// The width, the height and the number of components of each frame that a JPEG names before its first scan.
+pub(crate) fn frames(bytes: &[u8]) -> Vec<[u64; 3]> {
+    let mut frames = vec![];
+    segments(bytes, |marker, segment| {
+        // After the marker: the length, a precision, two sides of two bytes.
+        if let (true, Some(&[h0, h1, w0, w1, components])) = (FRAMES.contains(&marker), segment.get(5..10)) {
+            let [height, width] = [[h0, h1], [w0, w1]].map(u16::from_be_bytes);
+            frames.push([width, height, components.into()].map(u64::from));
+        }
+    });
+    frames
+}
+
 /// How many components a JPEG has, if several scans tell what they are: they refine one another, or the first one lacks
 /// some.
-fn components_in_several_scans(bytes: &[u8]) -> Option<u8> {
-    const FRAMES: std::ops::RangeInclusive<u8> = 0xC0..=0xC2;
+pub(crate) fn components_in_several_scans(bytes: &[u8]) -> Option<u8> {
     let mut frame = None;
     // After a frame's marker: the length, a precision, two sides of two bytes. After a scan's: the length.
     let scan = segments(bytes, |marker, segment| {
@@ -157,7 +214,7 @@ mod tests {
 
     #[test]
     fn what_decoders_need_beside_the_pixels_is_foretold() {
-        let need = |format, bytes: &[u8]| memory_beside(Some(format), bytes, 100, 300);
+        let need = |format, bytes: &[u8]| memory_beside(Some(format), bytes, [50, 2], 300);
         // A comment, a frame of four components, and a scan of so many of them.
         let jpeg = |frame, in_scan| {
             let begins = [0xFF, 0xD8, 0xFF, 0xFE, 0, 3, 7, 0xFF, frame, 0, 20, 8, 0, 9, 0, 9, 4];
@@ -173,6 +230,26 @@ mod tests {
         assert_eq!(need(ImageFormat::WebP, &lossless), 960);
         let transparent = riff(&[&b"ALPH\x02\0\0\0\0\0"[..], &frame(64)[12..]].concat());
         assert_eq!(need(ImageFormat::WebP, &transparent), 1344);
-        assert_eq!([ImageFormat::Tiff, ImageFormat::Png].map(|format| need(format, &[])), [400, 0]);
+        assert_eq!(need(ImageFormat::Tiff, &[]), 400);
+        // Of few rows, and of many.
+        let rows = |height| memory_beside(Some(ImageFormat::Png), &[], [50, height], 150 * height);
+        assert_eq!([2, 1000].map(rows), [5 * 150, 13 * 150]);
+        assert_eq!(memory_of_head(Some(ImageFormat::Jpeg), &jpeg(0xC0, 4), 1000), 34);
+    }
+
+    #[test]
+    fn what_a_png_says_beside_its_pixels_is_counted_and_no_more_than_the_file_has() {
+        let head = [&b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR"[..], &[0, 0, 1, 0], &[0; 13]].concat();
+        let chunk = |name: &[u8], length: u32| [&length.to_be_bytes()[..], name, &[0; 14]].concat();
+        let png = |chunks: &[Vec<u8>]| [&head, chunks.concat().as_slice()].concat();
+        let pixels = chunk(b"IDAT", 10);
+        let behind = png(&[chunk(b"gAMA", 10), pixels.clone(), chunk(b"tEXt", 10)]);
+        let before = png(&[chunk(b"iCCP", 10), chunk(b"tEXt", 10), pixels]);
+        let forged = png(&[chunk(b"iTXt", u32::MAX)]);
+        assert_eq!([&behind, &before, &forged].map(|bytes| metadata_of_png(bytes)), [0, 20, 22]);
+        let format = Some(ImageFormat::Png);
+        let limits = [&behind, &before].map(|bytes| allowed(format, bytes, 1 << 30) - (16 << 20));
+        assert_eq!(limits, [2048, 2048 + 60]);
+        assert_eq!([&behind, &before].map(|bytes| memory_of_head(format, bytes, 500)), [0, 1000]);
     }
 }

@@ -6,6 +6,7 @@
 //! |---|---|
 //! | `picture.rs` | [`Image`], a picture of bytes, (H, W, 3); [`load_image`] decodes one file within fixed limits |
 //! | `formats.rs` | what a file tells before it is decoded: whether it is whole, and what memory that takes |
+//! | `tiff.rs` | the same of a TIFF file, by its directory, and how its colours are meant |
 //! | `room.rs` | memory for large pictures, which threads decode at once |
 //! | `dataset.rs` | the [`Dataset`] trait, [`Split`], [`Statistics`], and [`open`] |
 //! | `in_memory.rs` | [`InMemory`], the set that lies in memory as a whole |
@@ -58,6 +59,7 @@ mod rand_augment;
 mod resample;
 mod room;
 mod shrink;
+mod tiff;
 mod transform;
 
 pub use among::{among, class_among, look_alike};

@@ -8,13 +8,16 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use image::{ColorType, DynamicImage, ImageDecoder, ImageError, ImageReader, Limits, RgbImage, metadata::Orientation};
+use image::{
+    ColorType, DynamicImage, ImageDecoder, ImageError, ImageFormat, ImageReader, Limits, RgbImage,
+    metadata::Orientation,
+};
 
 use tensor::memory::{amount, free_bytes, reserve};
 
 use crate::formats;
-use crate::room::Room;
-use crate::{Error, Result};
+use crate::room::{Room, Taken};
+use crate::{Error, Result, tiff};
 
 /// The longest file that is read as an image, in bytes.
 pub(crate) const MAX_FILE: u64 = 256 << 20;
@@ -102,9 +105,9 @@ impl std::fmt::Debug for Image {
 /// Decodes a PNG, JPEG, WebP, BMP, TIFF or PNM file of any size and colour type to RGB, turned upright as its EXIF data
 /// say.
 ///
-/// The format is detected from the content, not from the name. Transparency is dropped. Of a TIFF with several images,
-/// the first is decoded. A file over 256 MiB, or one that would decode to more than 512 MiB, is refused before the
-/// memory is taken.
+/// The format is detected from the content, not from the name. Transparency is dropped; colours that a TIFF stores
+/// multiplied by it are divided by it. Of a TIFF with several images, the first is decoded. A file over 256 MiB, or one
+/// that would decode to more than 512 MiB, is refused before the memory is taken.
 ///
 /// Errors: [`Error::Missing`], [`Error::Io`] (also where there is too little memory, of kind
 /// [`OutOfMemory`](ErrorKind::OutOfMemory)), [`Error::Unsupported`] (not a regular file), or [`Error::Undecodable`] (also
@@ -115,13 +118,19 @@ pub fn load_image(path: impl AsRef<Path>) -> Result<Image> {
 }
 
 /// The height and width of an image file as it is stored, before it is turned upright, read from its first bytes; none
-/// if they do not say.
+/// if they do not say, or if that takes much memory.
 pub fn size_of_image(path: &Path) -> Option<[usize; 2]> {
-    let reader = fs::metadata(path).ok().filter(fs::Metadata::is_file).and_then(|_| ImageReader::open(path).ok())?;
+    // A decoder may copy the file, and a vector that grows takes twice that.
+    const MOST: u64 = 2 * MAX_FILE;
+    let is_read = |file: &fs::Metadata| file.is_file() && file.len() <= MAX_FILE && is_granted(MOST);
+    let reader = fs::metadata(path).ok().filter(is_read).and_then(|_| ImageReader::open(path).ok())?;
     // As for decoding: a panic over an unforeseen file must not end a run.
     let size = panic::catch_unwind(|| {
-        let reader = reader.with_guessed_format().ok()?;
-        if is_granted(formats::memory_of_head(reader.format())) { reader.into_dimensions().ok() } else { None }
+        let mut reader = reader.with_guessed_format().ok()?;
+        let mut limits = Limits::default();
+        limits.max_alloc = Some(MOST / 4);
+        reader.limits(limits);
+        reader.into_dimensions().ok()
     });
     size.ok().flatten().map(|(width, height)| [height as usize, width as usize])
 }
@@ -208,15 +217,16 @@ fn pixels(bytes: &[u8]) -> std::result::Result<RgbImage, Refusal> {
         let needed = amount(bytes);
         Refusal::NoRoom(format!("{what} {needed} of memory, which are not free: make room, or the image smaller"))
     };
-    let head = formats::memory_of_head(format);
-    if !is_granted(head) {
-        return Err(not_free("its head may take", head));
-    }
+    let allowed = formats::allowed(format, bytes, MAX_DECODED);
+    let head = formats::memory_of_head(format, bytes, allowed);
+    let Some(room) = room_for(head) else { return Err(not_free("its head may take", head)) };
     let mut limits = Limits::default();
-    limits.max_alloc = Some(MAX_DECODED);
+    limits.max_alloc = Some(allowed);
     reader.limits(limits);
 
     let mut decoder = reader.into_decoder().map_err(failed)?;
+    // One that kept it while it waits for more could wait for one that does so, too.
+    drop(room);
     if matches!(decoder.color_type(), ColorType::Rgb32F | ColorType::Rgba32F) {
         // Decoders take integers of 32 bits for floats, and nobody says which float is white.
         return Err("its colours have 32 bits each: save it with 8 or 16".to_owned().into());
@@ -227,24 +237,37 @@ fn pixels(bytes: &[u8]) -> std::result::Result<RgbImage, Refusal> {
     if decoded.max(rgb) > MAX_DECODED {
         return Err(too_large(&format!("{width}x{height} pixels take")).into());
     }
-    let orientation = decoder.orientation().unwrap_or(Orientation::NoTransforms);
+    let is_tiff = format == Some(ImageFormat::Tiff);
+    let jpegs = if is_tiff { tiff::memory_of_jpegs(bytes, MAX_DECODED).map_err(str::to_owned)? } else { 0 };
+    let orientation = orientation(&mut decoder);
     // Beside it is what the decoder needs, and, when that is gone, a second picture while it is turned or made bytes of
     // RGB.
-    let beside = formats::memory_beside(format, bytes, rgb / 3, decoded);
+    let beside = jpegs + formats::memory_beside(format, bytes, [width, height].map(u64::from), decoded);
     let converted = if decoder.color_type() == ColorType::Rgb8 { 0 } else { rgb };
     let turned = if orientation == Orientation::NoTransforms { 0 } else { decoded };
     let most = decoded + beside.max(converted).max(turned);
-    let room = if is_granted(most) { ROOM.take(most, free_bytes) } else { None };
-    let Some(_room) = room else {
+    let Some(_room) = room_for(most) else {
         return Err(not_free(&format!("{width}x{height} pixels take"), most));
     };
     let mut decoded = DynamicImage::from_decoder(decoder).map_err(failed)?;
+    if is_tiff && tiff::is_premultiplied(bytes) {
+        tiff::divide_by_alpha(&mut decoded);
+    }
     decoded.apply_orientation(orientation);
     Ok(decoded.into_rgb8())
 }
 
+/// How a picture is to be turned. Some programs (Pillow up to version 9.2) begin the EXIF data of a PNG or WebP as those
+/// of a JPEG begin, which is more than the decoder takes.
+fn orientation(decoder: &mut impl ImageDecoder) -> Orientation {
+    let exif = decoder.exif_metadata().ok().flatten();
+    let tiff = exif.as_ref().and_then(|exif| exif.strip_prefix(b"Exif\0\0"));
+    let begun = tiff.and_then(Orientation::from_exif_chunk);
+    begun.or_else(|| decoder.orientation().ok()).unwrap_or(Orientation::NoTransforms)
+}
+
 /// Why a file cannot be decoded that its format's decoder reads to the end and beyond.
-const CUT_OFF: &str = "the file ends too early";
+pub(crate) const CUT_OFF: &str = "the file ends too early";
 
 /// Whether a decoder failed because there was nothing left to read.
 fn ends_early(cause: &ImageError) -> bool {
@@ -252,6 +275,11 @@ fn ends_early(cause: &ImageError) -> bool {
     std::iter::successors(Some(first), |cause| cause.source())
         .filter_map(|cause| cause.downcast_ref::<std::io::Error>())
         .any(|cause| cause.kind() == ErrorKind::UnexpectedEof)
+}
+
+/// Room for a picture, once others have returned theirs.
+fn room_for(bytes: u64) -> Option<Taken<'static>> {
+    ROOM.take(bytes, || is_granted(bytes), free_bytes)
 }
 
 /// Whether the system grants this many bytes (which may be more than there are): if not, decoders would end the program.

@@ -12,13 +12,17 @@ use crate::{Error, Result};
 
 /// Hardly a trace of the compression is left at this quality, of up to 100.
 const JPEG_QUALITY: u8 = 95;
+/// The longest side of a picture that is made smaller.
+const LONGEST: usize = 1 << 20;
 
 /// A picture file with the shorter side resized to `side` pixels, bicubically, and the longer one in proportion: an
 /// upright RGB picture, as JPEG where it is named `.jpg`, `.jpeg`, `.jpe` or `.jfif`, without loss as WebP where it is
 /// named `.webp`, and else as PNG (formats are detected from the content, so a file named `.tif` may be a PNG). If the
 /// shorter side has no more pixels than that, the file is returned as it is.
 ///
-/// Errors: those of [`load_image`](crate::load_image), and [`Error::Setting`] where `side` is 0.
+/// Errors: those of [`load_image`](crate::load_image), [`Error::Unsupported`] also where a picture that is to be smaller
+/// has a side of more than a million pixels, or will have more than its format can, and [`Error::Setting`] where `side`
+/// is 0.
 pub fn shrunk(path: &Path, side: usize) -> Result<Vec<u8>> {
     if side == 0 {
         return Err(Error::setting("side", "0 is no size"));
@@ -30,13 +34,17 @@ pub fn shrunk(path: &Path, side: usize) -> Result<Vec<u8>> {
     if shorter <= side {
         return Ok(bytes);
     }
+    // The weights of each pixel of a side are held, which of a strip two pixels high are more than the strip.
+    if height.max(width) > LONGEST {
+        let what = format!("it has {width}x{height} pixels; no side of more than {LONGEST} is made smaller: cut it up");
+        return Err(Error::Unsupported { path: path.to_owned(), what });
+    }
     let scaled = |length: usize| (length as f64 * side as f64 / shorter as f64).round() as usize;
     let (rows, columns) = (scaled(height), scaled(width));
     let format = match path.extension() {
         Some(extension) if extension.eq_ignore_ascii_case("jpe") => ImageFormat::Jpeg,
         _ => ImageFormat::from_path(path).unwrap_or(ImageFormat::Png),
     };
-    // The longer side of a picture may be some million times the other.
     let most = match format {
         ImageFormat::Jpeg => 65535,
         ImageFormat::WebP => 16383,
@@ -84,6 +92,17 @@ mod tests {
         assert_eq!(size("a.png", [7, 5], 3), [4, 3]); // of 4.2
         assert_eq!(size("a.jpg", [2, 60_000], 1), [1, 30_000]);
         assert_eq!(size("a.webp", [30_000, 2], 1), [15_000, 1]);
+    }
+
+    #[test]
+    fn a_side_of_over_a_million_pixels_is_refused_where_it_would_be_made_smaller() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("a.png");
+        image::RgbImage::new(2, LONGEST as u32 + 1).save(&path).unwrap();
+        let said = shrunk(&path, 1).unwrap_err().to_string();
+        assert!(said.contains("2x1048577 pixels; no side of more than 1048576 is made smaller"), "{said}");
+        assert!(shrunk(&path, 2).is_ok());
+        assert_eq!(size("a.png", [2, LONGEST as u32], 1), [1, LONGEST / 2]);
     }
 
     #[test]

@@ -288,13 +288,35 @@ fn a_chunk_that_does_not_fit_is_refused() {
     assert!(said.ends_with("the file ends before the length that it gives"), "{said}");
 }
 
+/// EXIF data as a JPEG has them, of orientation 6.
+const BY_A_QUARTER: &[u8] = b"Exif\0\0MM\0\x2a\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0\0\0\0\0";
+
+/// In a PNG or WebP, EXIF data should begin with the byte order, but may begin as in a JPEG.
+#[test]
+fn a_png_or_webp_is_turned_upright_whatever_its_exif_data_begin_with() {
+    let root = tempfile::tempdir().unwrap();
+    let path = root.path().join("picture");
+    let lying = textured(48, 24, ImageFormat::Png);
+    for exif in [BY_A_QUARTER, &BY_A_QUARTER[6..]] {
+        fs::write(&path, [&lying[..33], &png_chunk(b"eXIf", exif), &lying[33..]].concat()).unwrap();
+        let image = load_image(&path).unwrap();
+        assert_eq!((image.height(), image.width()), (48, 24));
+        let at = TURNED.windows(4).position(|four| four == b"EXIF").unwrap();
+        let chunk = [b"EXIF", &(exif.len() as u32).to_le_bytes()[..], exif].concat();
+        let mut webp = [&TURNED[..at], &chunk].concat();
+        webp[4..8].copy_from_slice(&(at as u32 + chunk.len() as u32 - 8).to_le_bytes());
+        fs::write(&path, webp).unwrap();
+        let image = load_image(&path).unwrap();
+        assert_eq!((image.height(), image.width()), (20, 12));
+    }
+}
+
 /// A phone held upright stores a lying picture and says so in its EXIF data.
 #[test]
 fn a_picture_is_turned_upright() {
     let jpeg = textured(48, 24, ImageFormat::Jpeg);
-    let tiff = b"Exif\0\0MM\0\x2a\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0\0\0\0\0";
-    let mut turned = vec![0xFF, 0xD8, 0xFF, 0xE1, 0, tiff.len() as u8 + 2];
-    turned.extend_from_slice(tiff);
+    let mut turned = vec![0xFF, 0xD8, 0xFF, 0xE1, 0, BY_A_QUARTER.len() as u8 + 2];
+    turned.extend_from_slice(BY_A_QUARTER);
     turned.extend_from_slice(&jpeg[2..]);
     let root = tempfile::tempdir().unwrap();
     let load = |name: &str, bytes: &[u8]| {

@@ -8,6 +8,7 @@ mod corruption;
 mod datasets;
 mod faults;
 mod folders;
+mod heads;
 #[cfg(unix)]
 mod links;
 mod loader;

@@ -76,6 +76,13 @@ pub fn textured(width: u32, height: u32, format: ImageFormat) -> Vec<u8> {
     bytes.into_inner()
 }
 
+/// A chunk of a PNG.
+pub fn png_chunk(name: &[u8; 4], content: &[u8]) -> Vec<u8> {
+    let named = [name, content].concat();
+    let (length, checksum) = (content.len() as u32, crc32fast::hash(&named));
+    [&length.to_be_bytes()[..], &named, &checksum.to_be_bytes()].concat()
+}
+
 /// `len` images of 32x32 in memory; every byte of image `i` is `i % 256`, its label `i % 10`.
 pub fn in_memory(len: usize) -> Arc<dyn Dataset> {
     let classes = (0..10).map(|class| class.to_string()).collect();
