@@ -26,7 +26,8 @@ fn config(folder: &std::path::Path, mixed: bool) -> Result<RunConfig> {
     let fields = ["depth=1,1", "embed_dim=8,16", "topks=2,-2", "n_win=2", "head_dim=4", "full_attention_heads=4"];
     config.architecture = config.architecture.with_overrides(fields)?.with_overrides(["drop_path=0.5"])?;
     (config.epochs, config.batch_size, config.micro_batches, config.seed) = (2, 32, 2, 6);
-    (config.label_smoothing, config.clip_norm, config.backbone_lr) = (0.3, 0.01, 0.25);
+    (config.label_smoothing, config.clip_norm) = (0.3, 0.01);
+    (config.backbone_lr, config.layer_decay) = (0.25, 0.5);
     config.optimizer = AdamWConfig { betas: [0.5, 0.9], eps: 1e-6, weight_decay: 0.5 };
     config.schedule.warmup_epochs = 0.5;
     (config.ema.enabled, config.ema.decay, config.ema.warmup) = (true, AVERAGED.decay, AVERAGED.warmup);
@@ -51,7 +52,15 @@ fn statistics(model: &BiFormer) -> impl Iterator<Item = &Tensor> {
 fn plain_loop(config: &RunConfig) -> Result<(BiFormer, Ema, Vec<Tensor>)> {
     let mut model = BiFormer::new(&config.architecture, config.seed, DType::F32)?;
     let mut gradients = Gradients::new(&model.parameters)?;
-    let rate_of = |name: &str| if ["head.weight", "head.bias"].contains(&name) { 1.0 } else { 0.25 };
+    let rates = [
+        ("head.", 1.0),
+        ("norm.", 0.25),
+        ("stages.1.0.", 0.125),
+        ("downsample_layers.1.", 0.125),
+        ("stages.0.0.", 0.0625),
+        ("downsample_layers.0.", 0.03125),
+    ];
+    let rate_of = |name: &str| rates.iter().find(|(part, _)| name.starts_with(part)).unwrap().1;
     let mut adamw = AdamW::with_rates(&model.parameters, config.optimizer, rate_of)?;
     let mut average = Ema::new(&model.parameters, AVERAGED)?;
     let mut averages = statistics(&model).map(Tensor::duplicate).collect::<Result<Vec<_>, _>>()?;

@@ -61,6 +61,9 @@ pub struct Augmentation {
     pub fill: Fill,
     /// The probability of mirroring left and right, 0 to 1; 0 for digits and text.
     pub flip: f64,
+    /// The probability of mirroring up and down, 0 to 1: for images without an up and a down, as from a microscope or from
+    /// above.
+    pub vertical_flip: f64,
     /// The smallest part of the image's area that a resized crop shows: above 0, up to 1; the largest is all of it.
     pub min_scale: f64,
     /// The filter by which training images are resized.
@@ -108,6 +111,7 @@ impl Default for Augmentation {
             padding: 4,
             fill: Fill::Zero,
             flip: 0.5,
+            vertical_flip: 0.0,
             min_scale: 0.08,
             filter: Filter::Bicubic,
             erase: 0.0,
@@ -134,11 +138,13 @@ impl Augmentation {
     ///
     /// Errors: [`Error::Setting`] where a number is out of its range.
     pub fn check(&self, size: usize) -> Result<()> {
-        let Augmentation { padding, flip, min_scale, erase, magnitude, magnitude_std, mix, balance, .. } = *self;
+        let Augmentation {
+            padding, flip, vertical_flip, min_scale, erase, magnitude, magnitude_std, mix, balance, ..
+        } = *self;
         if padding > size {
             return Err(Error::setting("padding", format!("{padding} is more than the input size {size}")));
         }
-        for (name, probability) in [("flip", flip), ("erase", erase), ("mix", mix)] {
+        for (name, probability) in [("flip", flip), ("vertical_flip", vertical_flip), ("erase", erase), ("mix", mix)] {
             if !(0.0..=1.0).contains(&probability) {
                 return Err(Error::setting(name, format!("{probability:?} is not a probability in 0..=1")));
             }

@@ -162,6 +162,12 @@ impl Transform {
                 out.iter_mut().zip(canvas.pixels()).for_each(|(out, &pixel)| *out = normalise(pixel));
             }
         }
+        // Drawn only if it is asked for, so that all other runs have the same draws as before there was such a field.
+        if augmentation.vertical_flip > 0.0 && random.uniform() < augmentation.vertical_flip {
+            let (upper, lower) = out.split_at_mut(self.size / 2 * self.size);
+            let rows = upper.chunks_exact_mut(self.size).zip(lower.chunks_exact_mut(self.size).rev());
+            rows.for_each(|(upper, lower)| upper.swap_with_slice(lower));
+        }
         if random.uniform() < augmentation.erase {
             self.erase(augmentation.erase_fill, random, out);
         }

@@ -5,6 +5,7 @@ mod changes;
 mod fields;
 mod idle;
 mod preprocessing;
+mod rates;
 mod recompute;
 mod schedule;
 
@@ -59,6 +60,10 @@ pub struct RunConfig {
     /// The learning rate of everything but the head, as a share of the schedule's, above 0 and up to 1: less for weights
     /// that are good already, to which a new head is to be added.
     pub backbone_lr: f64,
+    /// What the learning rate is multiplied by from each block to the one before it, and from the head to the last block,
+    /// above 0 and up to 1: early layers of good weights need less change (ELECTRA, 2020; timm's `layer_decay`).
+    #[serde(default = "one")]
+    pub layer_decay: f64,
     /// The run folder.
     pub out: PathBuf,
     /// Passes over the training images, 1 to 1048576.
@@ -123,6 +128,7 @@ impl RunConfig {
             strict_weights: true,
             freeze: vec![],
             backbone_lr: 1.0,
+            layer_decay: 1.0,
             out: usual_folder(name),
             epochs: 24,
             batch_size: 64,
@@ -280,11 +286,10 @@ impl RunConfig {
         if !(self.clip_norm >= 0.0 && self.clip_norm.is_finite()) {
             bail!("clip_norm = {}, expected a length above 0, or 0 for no clipping", self.clip_norm);
         }
-        if !(self.backbone_lr > 0.0 && self.backbone_lr <= 1.0) {
-            bail!(
-                "backbone_lr = {}, expected a share above 0, up to 1; for what is to stay as it is: freeze",
-                self.backbone_lr
-            );
+        for (name, share) in [("backbone_lr", self.backbone_lr), ("layer_decay", self.layer_decay)] {
+            if !(share > 0.0 && share <= 1.0) {
+                bail!("{name} = {share}, expected a share above 0, up to 1; for what is to stay as it is: freeze");
+            }
         }
         self.schedule.check(self.epochs)?;
         self.augmentation.check(self.image_size).context("augmentation")?;
@@ -351,11 +356,6 @@ impl RunConfig {
         if self.clip_norm == 0.0 { f64::INFINITY } else { self.clip_norm }
     }
 
-    /// What the learning rate is multiplied by for a parameter of this name.
-    pub fn rate_of(&self, name: &str) -> f64 {
-        if name.starts_with("head.") { 1.0 } else { self.backbone_lr }
-    }
-
     /// Where and how it computes.
     pub fn compute(&self) -> Compute {
         Compute { device: self.device, precision: self.precision }
@@ -370,6 +370,10 @@ impl RunConfig {
 /// What a run began with whose configuration does not say.
 fn yes() -> bool {
     true
+}
+
+fn one() -> f64 {
+    1.0
 }
 
 /// A table as a configuration, or the field that is wrong, in one line.

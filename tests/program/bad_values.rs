@@ -53,7 +53,7 @@ fn values_that_make_no_sense() {
     let nowhere = samples::config(&folder, "out = \"\"");
     biformer(&["train", "--config", text(&nowhere), "--data", text(data)])
         .refused(&["config-asked.toml", "out is empty, expected a folder"]);
-    let cases: [(&str, &[&str]); 25] = [
+    let cases: [(&str, &[&str]); 26] = [
         ("seed = \"one\"", &["config-asked.toml", "seed", "expected"]),
         ("threads = 4000", &["threads = 4000", "1024", "0 for one per core"]),
         ("image_size = 34", &["an image of 34x34 does not fit", "a side of 32 or 40 fits", "auto_pad = true"]),
@@ -65,6 +65,7 @@ fn values_that_make_no_sense() {
         ("backbone_lr = 0.0", &["backbone_lr = 0", "a share above 0", "freeze"]),
         ("backbone_lr = 1.5", &["backbone_lr = 1.5", "up to 1"]),
         ("backbone_lr = nan", &["backbone_lr = NaN"]),
+        ("layer_decay = 0.0", &["layer_decay = 0", "a share above 0"]),
         ("seed = -1", &["seed", "-1"]),
         ("seed = ", &["config-asked.toml: line 1"]),
         ("optimizer = 3", &["optimizer: expected a table, got 3"]),

@@ -35,6 +35,7 @@ fn settings_out_of_range() {
     let (part, alpha) = ([-0.1, 1.1], [1e-3, 1e9]);
     for (field, values) in [
         ("flip", part),
+        ("vertical_flip", part),
         ("erase", part),
         ("mix", part),
         ("balance", part),

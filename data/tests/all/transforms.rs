@@ -59,6 +59,19 @@ fn a_sure_flip_mirrors() {
     }
 }
 
+#[test]
+fn a_sure_vertical_flip_turns_columns_over() {
+    for size in [32, 31] {
+        let with = |vertical_flip: f64| {
+            let augmentation = Augmentation { padding: 0, flip: 0.0, vertical_flip, ..Augmentation::default() };
+            apply(&Transform::train(size, PLAIN, &augmentation).unwrap(), &ramp(size, size), 0)
+        };
+        let (still, turned) = (with(0.0), with(1.0));
+        let rows = |pixels: &[f32]| pixels.chunks(3 * size).map(<[f32]>::to_vec).collect::<Vec<_>>();
+        assert!(rows(&turned).into_iter().rev().eq(rows(&still)), "{size}");
+    }
+}
+
 /// A shift by four pixels of a large input would be next to none of a tiny image.
 #[test]
 fn a_tiny_image_is_padded_only_for_a_model_as_small() {

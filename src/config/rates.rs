@@ -1,0 +1,69 @@
+//! Which share of the schedule's learning rate each parameter has.
+
+use super::RunConfig;
+use model::ModelConfig;
+
+impl RunConfig {
+    /// What the learning rate is multiplied by for a parameter of this name.
+    pub fn rate_of(&self, name: &str) -> f64 {
+        if name.starts_with("head.") {
+            return 1.0;
+        }
+        let layers = layers_after(&self.architecture, name);
+        self.backbone_lr * (0..layers).fold(1.0, |share, _| share * self.layer_decay)
+    }
+}
+
+/// How many layers come after that of a parameter, if each block is one, and the head with the norm before it. What
+/// leads to a stage belongs to the stage's first block, except for the stem, which is a layer of its own.
+fn layers_after(config: &ModelConfig, name: &str) -> usize {
+    let mut parts = name.split('.');
+    let (kind, stage) = (parts.next(), parts.next().and_then(|stage| stage.parse().ok()));
+    let from = |stage: usize| config.depth.get(stage..).unwrap_or_default().iter().sum::<usize>();
+    match (kind, stage) {
+        (Some("downsample_layers"), Some(0)) => from(0) + 1,
+        (Some("downsample_layers"), Some(stage)) => from(stage),
+        (Some("stages"), Some(stage)) => {
+            let block = parts.find_map(|part| part.parse::<usize>().ok()).unwrap_or(0);
+            from(stage).saturating_sub(block)
+        }
+        _ => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_that_began_before_there_was_a_field_goes_on() {
+        let config = RunConfig::for_model("nano").unwrap();
+        let is_older =
+            |line: &&str| !["strict_weights", "layer_decay", "vertical_flip"].iter().any(|it| line.starts_with(it));
+        let text = config.to_toml().unwrap();
+        let older: Vec<&str> = text.lines().filter(is_older).collect();
+        assert_eq!((older.len() + 3, RunConfig::parse(&older.join("\n")).unwrap()), (text.lines().count(), config));
+    }
+
+    #[test]
+    fn rates_fall_from_the_head_to_the_stem() {
+        for (model, inner) in [("nano", ""), ("stl", "blocks.")] {
+            let mut config = RunConfig::for_model(model).unwrap();
+            (config.backbone_lr, config.layer_decay) = (0.5, 0.9);
+            config.architecture.depth = vec![2, 3, 2];
+            for (name, layers) in [
+                ("norm.weight".to_owned(), 0),
+                (format!("stages.2.{inner}1.mlp.0.weight"), 1),
+                (format!("stages.2.{inner}0.norm1.bias"), 2),
+                ("downsample_layers.2.0.weight".into(), 2),
+                (format!("stages.1.{inner}2.attn.qkv.qkv.weight"), 3),
+                ("downsample_layers.1.1.bias".into(), 5),
+                (format!("stages.0.{inner}0.pos_embed.weight"), 7),
+                ("downsample_layers.0.3.weight".into(), 8),
+            ] {
+                approx::assert_relative_eq!(config.rate_of(&name), 0.5 * 0.9f64.powi(layers), max_relative = 1e-14);
+            }
+            assert_eq!(config.rate_of("head.weight"), 1.0);
+        }
+    }
+}
