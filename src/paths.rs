@@ -17,7 +17,7 @@ pub fn resolved(path: &Path) -> io::Result<PathBuf> {
             Component::ParentDir => _ = place.pop(),
             component => place.push(component),
         }
-        if let Ok(real) = fs::canonicalize(&place) {
+        if let Ok(real) = dunce::canonicalize(&place) {
             place = real;
         }
     }
@@ -33,7 +33,7 @@ pub fn folders_of<'a>(root: &Path, files: impl Iterator<Item = &'a Path>) -> BTr
     let below = |folder: &&Path| folder.starts_with(root) && *folder != root;
     let folders: BTreeSet<&Path> =
         folders.into_iter().flat_map(|folder| folder.ancestors().take_while(below)).collect();
-    folders.into_par_iter().filter_map(|folder| fs::canonicalize(folder).ok()).collect()
+    folders.into_par_iter().filter_map(|folder| dunce::canonicalize(folder).ok()).collect()
 }
 
 /// Refuses a path with a ~ that no shell has replaced.
@@ -111,14 +111,14 @@ pub fn ensure_regular(path: &Path) -> Result<()> {
     }
 }
 
-/// A path quoted as one word of a shell command, which is not taken for an option. On Windows, paths contain backslashes
-/// and cannot contain quotation marks.
+/// A path quoted as one word of a shell command, which is not taken for an option. On Windows, paths contain backslashes,
+/// which some shells take for something else unless they are quoted, and cannot contain quotation marks.
 pub fn quoted(path: impl Display) -> String {
     let mut text = path.to_string();
     if text.starts_with('-') {
         text.insert_str(0, "./");
     }
-    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+=:,@%".contains(c) || (cfg!(windows) && c == '\\');
+    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+=:,@%".contains(c);
     match !text.is_empty() && text.chars().all(plain) {
         true => text,
         false if cfg!(windows) => format!("\"{text}\""),
@@ -164,7 +164,7 @@ mod tests {
     fn a_shell_takes_a_path_as_one_word() {
         let words = match cfg!(windows) {
             true => {
-                [(r"C:\runs\a-1", r"C:\runs\a-1"), ("my runs", r#""my runs""#), ("it's", r#""it's""#), ("", r#""""#)]
+                [(r"C:\runs\a-1", r#""C:\runs\a-1""#), ("my runs", r#""my runs""#), ("it's", r#""it's""#), ("", r#""""#)]
             }
             false => [("runs/a-1", "runs/a-1"), ("my runs", "'my runs'"), ("it's", r"'it'\''s'"), ("", "''")],
         };

@@ -7,7 +7,9 @@ use std::io::Write;
 #[cfg(unix)]
 use std::os::unix::fs::{MetadataExt, fchown};
 use std::path::{Path, PathBuf};
-use tempfile::NamedTempFile;
+use std::thread;
+use std::time::Duration;
+use tempfile::{NamedTempFile, PersistError};
 
 /// How the names of temporary files begin and end.
 const AFFIXES: [&str; 2] = [".biformer-", ".tmp"];
@@ -39,15 +41,41 @@ pub(crate) fn write_with(path: &Path, put: impl FnOnce(&mut File) -> std::io::Re
             let _ = file.set_permissions(before.permissions());
         }
         put(file)?;
-        file.sync_all()?;
-        temporary.persist(path)?;
-        Ok(())
+        sync(file)?;
+        rename(temporary, path)
     };
     write().map_err(|cause| io(path, cause))?;
     #[cfg(unix)]
     // Makes the renaming itself durable; not every file system can, and the file is complete either way.
     let _ = File::open(folder_of(path)).and_then(|folder| folder.sync_all());
     Ok(())
+}
+
+/// Waits until a file is on the disk. On Apple's systems not every file system (such as those of other machines) can do that
+/// for certain; what has been written is then with the system.
+fn sync(file: &File) -> std::io::Result<()> {
+    // EINVAL, ENOTTY and ENOTSUP there.
+    let cannot = |error: &std::io::Error| matches!(error.raw_os_error(), Some(22 | 25 | 45));
+    match file.sync_all() {
+        Err(error) if cfg!(target_vendor = "apple") && cannot(&error) => Ok(()),
+        synced => synced,
+    }
+}
+
+/// Gives a temporary file its name. On Windows nobody can replace a file that somebody else is reading, so there it is
+/// tried for some seconds.
+fn rename(mut temporary: NamedTempFile, path: &Path) -> std::io::Result<()> {
+    const TRIES: u32 = 50;
+    // Access denied, or used by another process.
+    let is_held = |error: &std::io::Error| cfg!(windows) && matches!(error.raw_os_error(), Some(5 | 32 | 33));
+    for _ in 1..TRIES {
+        match temporary.persist(path) {
+            Err(PersistError { file, error }) if is_held(&error) => temporary = file,
+            persisted => return Ok(persisted.map(drop)?),
+        }
+        thread::sleep(Duration::from_millis(100));
+    }
+    Ok(temporary.persist(path).map(drop)?)
 }
 
 /// Checks that [`write_safely`] can create its temporary file, and that a file can have this name, to be called before
@@ -103,7 +131,7 @@ fn through_links(path: &Path) -> std::io::Result<PathBuf> {
     let next = |link: &PathBuf| Some(link.parent()?.join(fs::read_link(link).ok()?));
     let place = std::iter::successors(Some(path.to_owned()), next).take(PATHS).last();
     let place = place.expect("invariant: the path itself is the first");
-    fs::canonicalize(&place).or_else(|error| if place.is_symlink() { Err(error) } else { Ok(place) })
+    dunce::canonicalize(&place).or_else(|error| if place.is_symlink() { Err(error) } else { Ok(place) })
 }
 
 #[cfg(test)]

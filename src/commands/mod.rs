@@ -35,7 +35,6 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, CommandFactory, FromArgMatches, Parser, Subcommand};
 use options::whole;
 use std::any::TypeId;
-use std::env;
 use std::ffi::OsString;
 use std::path::Path;
 use std::process::ExitCode;
@@ -89,7 +88,8 @@ impl Cli {
         let option =
             |arg: Arg| if arg.get_action().takes_values() { with_words(arg).allow_negative_numbers(true) } else { arg };
         let mut called = Self::command().mut_subcommands(|command| command.mut_args(option));
-        let arguments: Vec<OsString> = env::args_os().collect();
+        // As a shell gives them: that of Windows leaves `*.jpg` as it is.
+        let arguments: Vec<OsString> = wild::args_os().collect();
         let matches = called.try_get_matches_from_mut(&arguments);
         let matches = matches.unwrap_or_else(|error| with_tip(error, &arguments).exit());
         Self::from_arg_matches(&matches).unwrap_or_else(|error| error.format(&mut called).exit())

@@ -113,7 +113,7 @@ fn print_counts(output: &Path, [written, there, unread]: [usize; 3], bytes: [u64
 /// folder, or one lies in the other.
 fn folders(arguments: &Arguments) -> Result<(PathBuf, PathBuf)> {
     let (data, shown) = (arguments.data.display(), arguments.output.display());
-    let from = fs::canonicalize(&arguments.data);
+    let from = dunce::canonicalize(&arguments.data);
     let from = from.with_context(|| format!("--data {data}: expected a folder with pictures"))?;
     if !from.is_dir() {
         bail!("--data {data}: expected a folder with pictures");
@@ -137,7 +137,7 @@ fn folders(arguments: &Arguments) -> Result<(PathBuf, PathBuf)> {
 /// out with a note. Errors: there are none; others in the output, which would be taken for such.
 fn unwritten(arguments: &Arguments, output: &Path) -> Result<Vec<PathBuf>> {
     let (data, shown) = (&arguments.data, arguments.output.display());
-    let pictures = pictures_in(data)?.into_par_iter().map(|picture| (fs::canonicalize(&picture).ok(), picture));
+    let pictures = pictures_in(data)?.into_par_iter().map(|picture| (dunce::canonicalize(&picture).ok(), picture));
     let (inside, pictures): (Vec<_>, Vec<_>) = pictures.partition_map(|(real, picture)| {
         match real.and_then(|real| real.strip_prefix(output).map(Path::to_owned).ok()) {
             Some(name) => Either::Left((name, picture)),
@@ -194,7 +194,7 @@ fn shrink_one(
     };
     if let Some(folder) = to.parent() {
         fs::create_dir_all(folder).with_context(named)?;
-        let real = fs::canonicalize(folder).with_context(named)?;
+        let real = dunce::canonicalize(folder).with_context(named)?;
         if real.ancestors().any(|above| originals.contains(above)) {
             bail!("{}: a symbolic link leads from there into --data; name another --output", folder.display());
         }

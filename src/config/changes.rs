@@ -105,7 +105,9 @@ pub fn parse_table(text: &str) -> Result<Table> {
         let line = text.as_bytes()[..span.start.min(text.len())].split(|&b| b == b'\n').count();
         let shown = text.lines().nth(line - 1).unwrap_or_default().trim();
         let shown: String = shown.chars().take(MAX_LINE).collect();
-        anyhow::anyhow!("line {line} ({shown}): {said}")
+        // As in data = "C:\Users\me": \U would begin a letter's number.
+        let hint = if shown.contains('\\') { "; write paths with /, or between single quotes" } else { "" };
+        anyhow::anyhow!("line {line} ({shown}): {said}{hint}")
     })
 }
 

@@ -53,7 +53,7 @@ fn values_that_make_no_sense() {
     let nowhere = samples::config(&folder, "out = \"\"");
     biformer(&["train", "--config", text(&nowhere), "--data", text(data)])
         .refused(&["config-asked.toml", "out is empty, expected a folder"]);
-    let cases: [(&str, &[&str]); 26] = [
+    let cases: [(&str, &[&str]); 27] = [
         ("seed = \"one\"", &["config-asked.toml", "seed", "expected"]),
         ("threads = 4000", &["threads = 4000", "1024", "0 for one per core"]),
         ("image_size = 34", &["an image of 34x34 does not fit", "a side of 32 or 40 fits", "auto_pad = true"]),
@@ -68,6 +68,7 @@ fn values_that_make_no_sense() {
         ("layer_decay = 0.0", &["layer_decay = 0", "a share above 0"]),
         ("seed = -1", &["seed", "-1"]),
         ("seed = ", &["config-asked.toml: line 1"]),
+        (r#"data = "C:\Users\me""#, &["line 1", "write paths with /, or between single quotes"]),
         ("optimizer = 3", &["optimizer: expected a table, got 3"]),
         ("optimizer.eps = 1e300", &["optimizer: eps is 1e300", "finite and positive, also in f32"]),
         ("optimizer.weight_decay = 1e-310", &["optimizer.weight_decay = 1e-310", "computes as 0"]),

@@ -87,7 +87,7 @@ impl ImageFolder {
         let (images, others) = Self::list(root, &folder, classes, is_there, |_, _, images| Ok(images))?;
         let loose = loose_in(&root.join(split.name()), split.name());
         let mut beside = folder_names(root)?;
-        beside.retain(|name| PARTS.iter().all(|part| name != part.name()));
+        beside.retain(|name| PARTS.iter().all(|part| !is_part(root, name, *part)));
         let beside = some_of(&beside, "called neither train, val nor test");
         let images =
             images.noting(others.skipped(&format!("{}/", split.name()))).noting(beside).noting(runs).noting(loose);
@@ -287,6 +287,13 @@ fn folder_names(folder: &Path) -> Result<Vec<OsString>> {
     }
     names.sort_unstable();
     Ok(names)
+}
+
+/// Whether the folder of this name in a data set is that of a part. Where capitals do not matter, as on a Mac, `Train` is.
+fn is_part(root: &Path, name: &OsStr, part: Split) -> bool {
+    let place = |name: &OsStr| fs::canonicalize(root.join(name)).ok();
+    let part = OsStr::new(part.name());
+    name == part || name.eq_ignore_ascii_case(part) && place(name).is_some_and(|there| place(part) == Some(there))
 }
 
 /// The error of a link in a folder that leads to nothing, if there is one: it may have been a class.

@@ -1,7 +1,7 @@
 //! Folders whose images are not divided into those to learn from and others.
 
 use super::advice::{some_of, some_runs};
-use super::{Classes, PARTS, class_name, dangling, dangling_in, folder_names};
+use super::{Classes, PARTS, class_name, dangling, dangling_in, folder_names, is_part};
 use crate::listing::{Others, is_of_the_system, is_picture, is_run, picture_below, visible};
 use crate::{Error, Result, Split};
 use std::ffi::{OsStr, OsString};
@@ -33,7 +33,7 @@ impl Undivided {
         if train.is_dir() {
             let Classes { names: classes, runs } = Classes::of(&train)?;
             let mut beside = folder_names(root)?;
-            beside.retain(|name| name != Split::Train.name());
+            beside.retain(|name| !is_part(root, name, Split::Train));
             // A folder that cannot be read counts as one that is skipped.
             let theirs = |name: &OsString| folder_names(&root.join(name)).unwrap_or_default();
             if let Some(name) = beside.iter().find(|name| theirs(name).iter().eq(classes.iter().map(OsStr::new))) {

@@ -58,6 +58,29 @@ fn folders_beside_the_parts_are_named() {
     assert!(lacking.contains("lacks val/") && lacking.contains("It has Val/: call it val. It has test/."), "{lacking}");
 }
 
+/// Links stand for a system on which capitals do not matter.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_part_with_a_capital_is_one_where_capitals_do_not_matter() {
+    let root = tempfile::tempdir().unwrap();
+    for path in ["Train/cat/1.png", "Train/dog/1.png", "Test/cat/2.png", "Test/dog/2.png"] {
+        write_picture(&root.path().join(path), 8, 8, [0; 3]);
+    }
+    for (part, name) in [("Train", "train"), ("Test", "test")] {
+        std::os::unix::fs::symlink(part, root.path().join(name)).unwrap();
+    }
+    let notes = |split| open(root.path().to_str().unwrap(), split).unwrap().notes().to_vec();
+    assert_eq!(notes(Split::Test), [""; 0]);
+    // Nor is it one more folder with the same classes, where nothing is divided.
+    ["test", "Test/cat/2.png"].iter().for_each(|name| fs::remove_file(root.path().join(name)).unwrap());
+    fs::remove_dir_all(root.path().join("Test")).unwrap();
+    for number in 2..10 {
+        write_picture(&root.path().join(format!("Train/cat/{number}.png")), 8, 8, [0; 3]);
+        write_picture(&root.path().join(format!("Train/dog/{number}.png")), 8, 8, [0; 3]);
+    }
+    assert!(open(root.path().to_str().unwrap(), Split::Train).is_ok());
+}
+
 #[test]
 fn of_a_folder_without_images_it_is_said_what_is_there() {
     let root = tempfile::tempdir().unwrap();

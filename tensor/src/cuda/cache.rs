@@ -19,6 +19,7 @@ pub(super) fn folder() -> Option<PathBuf> {
     variable(VARIABLE)
         .or_else(|| Some(variable("XDG_CACHE_HOME")?.join("biformer")))
         .or_else(|| Some(variable("HOME")?.join(".cache").join("biformer")))
+        .or_else(|| Some(variable("LOCALAPPDATA")?.join("biformer"))) // Windows
 }
 
 /// The contents that [`write`] stored; `None` if the file is missing or damaged.
