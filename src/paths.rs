@@ -163,9 +163,12 @@ mod tests {
     #[test]
     fn a_shell_takes_a_path_as_one_word() {
         let words = match cfg!(windows) {
-            true => {
-                [(r"C:\runs\a-1", r#""C:\runs\a-1""#), ("my runs", r#""my runs""#), ("it's", r#""it's""#), ("", r#""""#)]
-            }
+            true => [
+                (r"C:\runs\a-1", r#""C:\runs\a-1""#),
+                ("my runs", r#""my runs""#),
+                ("it's", r#""it's""#),
+                ("", r#""""#),
+            ],
             false => [("runs/a-1", "runs/a-1"), ("my runs", "'my runs'"), ("it's", r"'it'\''s'"), ("", "''")],
         };
         assert_eq!(quoted("-runs"), "./-runs", "no option");

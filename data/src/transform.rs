@@ -2,8 +2,9 @@
 //!
 //! The published recipes differ by input size, so two ways of cropping are offered. *Padded* (CIFAR): a window of all
 //! of the image, shifted by a few pixels over its edges. *Resized* (ImageNet): a window of random area and shape,
-//! resized to the model's input. Both end in one pass that crops, mirrors and normalises straight into the batch,
-//! unless RandAugment changes the bytes before they are normalised. Finally, a rectangle of the result may be erased.
+//! resized to the model's input. Both end in one pass that crops, mirrors left and right and normalises straight
+//! into the batch, unless RandAugment changes the bytes before they are normalised. Finally, the result may be mirrored
+//! up and down, and a rectangle of it erased.
 
 use std::borrow::Cow;
 
@@ -131,7 +132,8 @@ impl Transform {
             Crop::Padded => true,
             Crop::Resized => false,
         };
-        // Drawn in this order in both cases: the mirror, then the window, then the operations, then what is erased.
+        // Drawn in this order in both cases: the mirror, then the window, then the operations, then the mirror up and down,
+        // if there is one, then what is erased.
         let flip = random.uniform() < augmentation.flip;
         let view = if padded {
             let mut offset = || random.below(2 * augmentation.padding + 1) as isize - augmentation.padding as isize;

@@ -58,7 +58,7 @@ pub struct RunConfig {
     /// "stages.0"]`. Their BatchNorms keep their running statistics unchanged, and normalise by them.
     pub freeze: Vec<String>,
     /// The learning rate of everything but the head, as a share of the schedule's, above 0 and up to 1: less for weights
-    /// that are good already, to which a new head is to be added.
+    /// that are good already, to which a new head is to be added. `layer_decay` reduces it further.
     pub backbone_lr: f64,
     /// What the learning rate is multiplied by from each block to the one before it, and from the head to the last block,
     /// above 0 and up to 1: early layers of good weights need less change (ELECTRA, 2020; timm's `layer_decay`).

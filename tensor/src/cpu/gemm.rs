@@ -1,7 +1,7 @@
 //! Matrix products, large and tall: the linear layers.
 //!
 //! BiFormer's products have hundreds to thousands of rows (the tokens of a few images), and inner and outer extents of
-//! 32 to 2,300; in weight gradients the inner axis runs over the tokens instead. On such shapes a library that packs
+//! 32 to 3,072; in weight gradients the inner axis runs over the tokens instead. On such shapes a library that packs
 //! both operands spends as long on packing as on multiplying: `matrixmultiply` reaches 70 to 150 of 260 GFLOP/s per
 //! core. Here only B is packed, into panels of two to four registers, so that a tile's rows of B are contiguous: in
 //! advance, or by each thread just before it multiplies them, while they are in its cache. A is read in place, element
