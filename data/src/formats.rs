@@ -27,8 +27,8 @@ pub(crate) fn refusal(bytes: &[u8]) -> Option<&'static str> {
     is_big_tiff.then_some("it is a BigTIFF: save it as a TIFF")
 }
 
-/// How much memory a decoder may ask for to read a file's head, in bytes, if its limit is `allowed`. A JPEG's
-/// is kept with the pixels.
+/// How much memory a decoder may ask for to read a file's head, in bytes, if its limit is `allowed`. (That of JPEG keeps
+/// its copy of the file while it decodes; by then it is no longer among what is free.)
 pub(crate) fn memory_of_head(format: Option<ImageFormat>, bytes: &[u8], allowed: u64) -> u64 {
     match format {
         // The whole file, which it copies.

@@ -219,7 +219,8 @@ fn pixels(bytes: &[u8]) -> std::result::Result<RgbImage, Refusal> {
     };
     let allowed = formats::allowed(format, bytes, MAX_DECODED);
     let head = formats::memory_of_head(format, bytes, allowed);
-    let Some(room) = room_for(head) else { return Err(not_free("its head may take", head)) };
+    let of_head = if format == Some(ImageFormat::Jpeg) { "a copy of the file takes" } else { "its head may take" };
+    let Some(room) = room_for(head) else { return Err(not_free(of_head, head)) };
     let mut limits = Limits::default();
     limits.max_alloc = Some(allowed);
     reader.limits(limits);

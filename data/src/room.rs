@@ -10,7 +10,8 @@ use tensor::lock;
 const SMALL: u64 = 64 << 20;
 /// How often a picture asks again for room that no other one will make: some may still be held that are decoded already.
 const PATIENCE: u32 = 100;
-/// As how many times it counts that the system does not grant it, for what it has is not reclaimed meanwhile.
+/// As how many times it counts that the system refuses it: a limit of the address space, unlike the machine's memory, is
+/// not relaxed by waiting, unless another picture returns its room.
 const REFUSED: u32 = 10;
 
 /// The memory of the large pictures that are being decoded.
@@ -122,6 +123,7 @@ mod tests {
         assert!(room.take(LARGE, || true, soon).is_some());
         assert!(room.take(LARGE, || true, || Some(LARGE - 1)).is_none());
     }
+
     /// As under a limit of the address space, of which another picture holds the rest for a while.
     #[test]
     fn what_the_system_does_not_grant_is_waited_for_whatever_the_size() {

@@ -6,6 +6,11 @@ use image::DynamicImage;
 use crate::formats::{components_in_several_scans, frames, segments};
 use crate::picture::CUT_OFF;
 
+/// The tags whose values the decoder reads.
+const READ: [u16; 24] = [
+    256, 257, 258, 259, 262, 266, 273, 274, 277, 278, 279, 284, 317, 320, 322, 323, 324, 325, 338, 339, 347, 529, 530,
+    532,
+];
 const COMPRESSION: u16 = 259;
 const EXTRA_SAMPLES: u16 = 338;
 const JPEG_TABLES: u16 = 347;
@@ -61,11 +66,12 @@ fn numbers(bytes: &[u8], name: u16) -> impl Iterator<Item = usize> {
     (0..count).map_while(move |place| number(bytes, place.checked_mul(size)?.checked_add(at)?, size))
 }
 
-/// How much memory the decoder may ask for to read the directory: 32 bytes for each value of a tag, up to a limit, and of
+/// How much memory the decoder may ask for to read the directory: 32 bytes for each value of a tag that it reads, up to a limit, and of
 /// two tags it keeps 8.
 pub(crate) fn memory_of_directory(bytes: &[u8]) -> u64 {
     const LIMIT: u64 = 256 << 20;
-    let most = tags(bytes).map(|(_, values)| 32 * values.count as u64).max().unwrap_or(0).min(LIMIT);
+    let read = tags(bytes).filter(|(tag, _)| READ.contains(tag));
+    let most = read.map(|(_, values)| 32 * values.count as u64).max().unwrap_or(0).min(LIMIT);
     most + most / 2
 }
 
@@ -145,7 +151,7 @@ mod tests {
     #[test]
     fn values_are_counted_up_to_what_the_decoder_believes() {
         let needs = [[1, 2], [1000, 2], [1, u32::MAX]].map(|counts| {
-            let tags = counts.map(|count| [254, 4, count, 0]);
+            let tags = [[273, 4, counts[0], 0], [279, 4, counts[1], 0], [37724, 1, 1 << 25, 0]];
             memory_of_directory(&file(&tags))
         });
         assert_eq!(needs, [96, 48_000, 384 << 20]);

@@ -162,16 +162,20 @@ impl BiFormer {
         let mut backbone = file.clone();
         backbone.tensors.retain(|name, _| !name.starts_with(HEAD));
         match self.config().features {
+            // A dense backbone has no norm before its head, either.
+            Features::Logits if file.head_classes().is_none() && !file.tensors.contains_key("norm.weight") => {
+                self.load_except(&BESIDE_DENSE, &backbone, path)
+            }
             Features::Logits => self.load_except(&[HEAD], &backbone, path),
             Features::Pooled | Features::Dense => self.load(&backbone, path),
         }
     }
 
-    /// Takes over the tensors that the model has with the same shape, and leaves all others out: of a file that is of a
-    /// model which differs in a part. Running statistics are taken over whole, or not at all. Those of the head are left
-    /// out, too, unless it is `with_head`. The names of the model's that keep their values. Errors:
-    /// [`Error::Weights`] if nothing fits; [`Error::Unusable`] as of [`load`](Self::load).
-    pub fn load_fitting(&mut self, file: &TensorFile, with_head: bool, path: &str) -> Result<Vec<String>> {
+    /// Takes over the tensors that the model has with the same shape, of a file of a model that differs in a part.
+    /// Running statistics are taken over whole, or not at all; the head, too, and only where the norm before it is,
+    /// unless it is to stay as it is. The names of the model's tensors that keep their values, and of the file's that are
+    /// not used. Errors: [`Error::Weights`] if nothing fits; [`Error::Unusable`] as of [`load`](Self::load).
+    pub fn load_fitting(&mut self, file: &TensorFile, with_head: bool, path: &str) -> Result<[Vec<String>; 2]> {
         let own = self.state_dict()?;
         let fits = |name: &str| {
             let [theirs, own] = [&file.tensors, &own.tensors].map(|tensors| tensors.get(name));
@@ -183,15 +187,19 @@ impl BiFormer {
             }
             _ => true,
         };
+        let [norm, head] = ["norm.weight", "head.weight"].map(fits);
+        let with_head = with_head && norm && head && fits("head.bias");
         let mut fitting = file.clone();
         fitting.tensors.retain(|name, _| fits(name) && whole(name) && (with_head || !name.starts_with(HEAD)));
         drop(own);
         if fitting.tensors.is_empty() {
             // For its error, which tells how they differ.
-            return self.load(file, path);
+            return self.load(file, path).map(|kept| [kept, vec![]]);
         }
         // Each name begins with nothing.
-        self.load_except(&[""], &fitting, path)
+        let kept = self.load_except(&[""], &fitting, path)?;
+        let unused = file.tensors.keys().filter(|name| !fitting.tensors.contains_key(*name));
+        Ok([kept, unused.cloned().collect()])
     }
 
     /// Takes classes over from the head of a file whose backbone has been [loaded](Self::load_backbone): `from` says for
@@ -260,9 +268,10 @@ mod tests {
         file.tensors.insert("another".into(), Tensor::full([7], 1f32));
         let mut model = BiFormer::new(&config, 2, DType::F32)?;
         let before = model.state_dict()?.duplicate()?;
-        let kept = model.load_fitting(&file, false, "file")?;
+        let [kept, unused] = model.load_fitting(&file, false, "file")?;
         let own = ["head.bias", "head.weight", "norm.num_batches_tracked", "norm.running_mean", "norm.running_var"];
         assert_eq!(kept, [&own[..], &["stages.0.0.mlp.0.weight"]].concat());
+        assert_eq!(unused, [&["another"], &own[..], &["stages.0.0.mlp.0.weight"]].concat());
         for (name, tensor) in &model.state_dict()?.tensors {
             let expected = if kept.contains(name) { &before.tensors[name] } else { &file.tensors[name] };
             if tensor.dtype() == DType::Index {
@@ -270,7 +279,10 @@ mod tests {
             }
             assert!(tensor.cast(DType::F64)?.to_vec::<f64>()? == expected.cast(DType::F64)?.to_vec::<f64>()?, "{name}");
         }
-        assert!(!model.load_fitting(&file, true, "file")?.contains(&"head.bias".to_owned()));
+        assert!(!model.load_fitting(&file, true, "file")?[0].contains(&"head.bias".to_owned()));
+        // A head is of no use behind other norms.
+        file.tensors.insert("norm.weight".into(), Tensor::full([7], 1f32));
+        assert!(model.load_fitting(&file, true, "file")?[0].contains(&"head.bias".to_owned()));
         file.tensors.retain(|name, _| name == "another");
         assert!(matches!(model.load_fitting(&file, true, "file"), Err(Error::Weights { .. })));
         Ok(())

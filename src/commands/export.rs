@@ -4,7 +4,7 @@ use super::Status;
 use super::options::Threads;
 use super::output::{EXPORT, Kind, ensure_output, sign};
 use crate::trainer::stored::Stored;
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::Args;
 use model::TensorFile;
 use std::path::PathBuf;
@@ -26,6 +26,8 @@ pub struct Arguments {
     threads: Threads,
 }
 
+const UNAVERAGED: &str = "--unaveraged: there is one set of weights in the file; name the run's folder";
+
 pub fn run(arguments: &Arguments) -> Result<Status> {
     arguments.threads.run(|| {
         ensure_output("--output", &arguments.output, Kind::Weights)?;
@@ -33,11 +35,12 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
         stored.note_better(&arguments.checkpoint, "--checkpoint");
         let mut weights = match stored {
             Stored::Described(mut described, _) => {
-                if arguments.unaveraged {
-                    described.drop_average();
+                if arguments.unaveraged && !described.drop_average() {
+                    bail!("{UNAVERAGED}");
                 }
                 described.into_model()?.export()?
             }
+            Stored::Alone(_) if arguments.unaveraged => bail!("{UNAVERAGED}"),
             Stored::Alone(file) => TensorFile { metadata: Default::default(), ..file },
         };
         sign(&mut weights, EXPORT);

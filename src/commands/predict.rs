@@ -46,7 +46,8 @@ pub struct Arguments {
     /// The point, as parts of the width and height of what the model sees of a picture; 0.5,0.5 is the middle.
     #[arg(long, value_name = "X,Y", requires = "attention", default_value = "0.5,0.5", value_parser = point)]
     at: [f64; 2],
-    /// The blocks whose attentions are drawn, at most four, such as stages.0.1,stages.2.3, counted from 0.
+    /// The blocks whose attentions are drawn, at most four, in the model's order: such as stages.0.1,stages.2.3, counted
+    /// from 0.
     #[arg(long, value_name = "BLOCKS", requires = "attention", value_delimiter = ',')]
     blocks: Vec<String>,
     /// How many of a picture's likeliest classes are printed; with 1 there is one line for each picture.
@@ -299,8 +300,9 @@ fn ensure_blocks(blocks: &[String], model: &BiFormer) -> Result<()> {
     if let Some(block) = blocks.iter().find(|block| !known.contains(&block.as_str())) {
         bail!("--blocks {block}: the model has none of this name, but {}", known.join(", "));
     }
-    if blocks.len() > COLUMNS {
-        bail!("--blocks: {} of them, and a page has room for {COLUMNS}; name fewer", blocks.len());
+    let count = blocks.iter().collect::<HashSet<_>>().len();
+    if count > COLUMNS {
+        bail!("--blocks: {count} of them, and a page has room for {COLUMNS}; name fewer");
     }
     Ok(())
 }

@@ -52,7 +52,7 @@ pub struct RunConfig {
     pub weights: String,
     /// Whether `weights` must have all tensors of this model and no others, except for the head. If false, those of the
     /// same name and shape are taken over, and the model's others start random: for a model that differs in a part.
-    #[serde(default = "yes")]
+    #[serde(default = "is_strict")]
     pub strict_weights: bool,
     /// Parts of the model that are not trained, by the first parts of their parameters' names: `["downsample_layers",
     /// "stages.0"]`. Their BatchNorms keep their running statistics unchanged, and normalise by them.
@@ -62,7 +62,7 @@ pub struct RunConfig {
     pub backbone_lr: f64,
     /// What the learning rate is multiplied by from each block to the one before it, and from the head to the last block,
     /// above 0 and up to 1: early layers of good weights need less change (ELECTRA, 2020; timm's `layer_decay`).
-    #[serde(default = "one")]
+    #[serde(default = "no_decay")]
     pub layer_decay: f64,
     /// The run folder.
     pub out: PathBuf,
@@ -291,6 +291,7 @@ impl RunConfig {
                 bail!("{name} = {share}, expected a share above 0, up to 1; for what is to stay as it is: freeze");
             }
         }
+        self.ensure_rates()?;
         self.schedule.check(self.epochs)?;
         self.augmentation.check(self.image_size).context("augmentation")?;
         self.optimizer.check().context("optimizer")?;
@@ -367,12 +368,13 @@ impl RunConfig {
     }
 }
 
-/// What a run began with whose configuration does not say.
-fn yes() -> bool {
+/// What holds for a run whose configuration is older than the field.
+fn is_strict() -> bool {
     true
 }
 
-fn one() -> f64 {
+/// The same.
+fn no_decay() -> f64 {
     1.0
 }
 

@@ -1,6 +1,7 @@
 //! Which share of the schedule's learning rate each parameter has.
 
 use super::RunConfig;
+use anyhow::{Result, bail};
 use model::ModelConfig;
 
 impl RunConfig {
@@ -10,7 +11,22 @@ impl RunConfig {
             return 1.0;
         }
         let layers = layers_after(&self.architecture, name);
+        // Multiplied one by one: the bits of a power may differ between machines.
         self.backbone_lr * (0..layers).fold(1.0, |share, _| share * self.layer_decay)
+    }
+
+    /// Errors: more rates than the optimiser can tell apart, which are 256, with and without weight decay.
+    pub(super) fn ensure_rates(&self) -> Result<()> {
+        // Beside the blocks' there are those of the stem, of the last norm and of the head.
+        const MOST: usize = 128 - 3;
+        let blocks: usize = self.architecture.depth.iter().sum();
+        if self.layer_decay < 1.0 && blocks > MOST {
+            let decay = self.layer_decay;
+            bail!(
+                "layer_decay = {decay}: at most {MOST} blocks can have rates of their own, not {blocks}; leave it out"
+            );
+        }
+        Ok(())
     }
 }
 
@@ -43,6 +59,22 @@ mod tests {
         let text = config.to_toml().unwrap();
         let older: Vec<&str> = text.lines().filter(is_older).collect();
         assert_eq!((older.len() + 3, RunConfig::parse(&older.join("\n")).unwrap()), (text.lines().count(), config));
+    }
+
+    #[test]
+    fn no_more_rates_are_asked_for_than_there_can_be() {
+        let mut config = RunConfig::for_model("nano").unwrap();
+        config.layer_decay = 0.9;
+        for (depth, fits) in [([42, 42, 41], true), ([42, 42, 42], false)] {
+            config.architecture.depth = depth.to_vec();
+            let refused = config.ensure_rates().err().map(|error| error.to_string());
+            assert_eq!(refused.is_none(), fits, "{refused:?}");
+            assert!(
+                refused.is_none_or(|said| said.contains("at most 125 blocks can have rates of their own, not 126"))
+            );
+        }
+        config.layer_decay = 1.0;
+        assert!(config.ensure_rates().is_ok());
     }
 
     #[test]

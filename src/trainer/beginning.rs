@@ -4,13 +4,15 @@ use super::average::{Average, AverageState};
 use super::checkpoint::{Checkpoint, tensor_names};
 use super::learner::Learner;
 use super::stored::Stored;
-use super::trained::{BY_ORDER, Described};
+use super::trained::{BY_NUMBER, BY_ORDER, Described};
 use crate::config::RunConfig;
+use crate::printing::plural;
 use anyhow::{Context, Result, anyhow, bail};
 use autograd::Gradients;
 use data::class_among;
 use model::BiFormer;
 use optim::{AdamW, AdamWState};
+use std::collections::BTreeSet;
 use tensor::DType;
 
 /// The way out where weights do not fit.
@@ -29,36 +31,43 @@ impl Learner {
         let mut model = BiFormer::new(&config.architecture, config.seed, DType::F32)?;
         let path = &config.weights;
         let (unfit_head, by_order) = (weights.unfit_head(path, classes), weights.goes_by_order(classes));
+        let by_number = weights.goes_by_number(classes);
         let their_model = weights.described().map(|(theirs, _)| theirs.model.clone());
         let theirs = weights.class_names(classes).unwrap_or_default();
         let weights = weights.into_weights()?;
         let loaded = match (config.strict_weights, &unfit_head) {
-            (true, None) => model.load(&weights, path),
-            (true, Some(_)) => model.load_backbone(&weights, path),
+            (true, None) => model.load(&weights, path).map(|_| [vec![], vec![]]),
+            (true, Some(_)) => model.load_backbone(&weights, path).map(|_| [vec![], vec![]]),
             (false, _) => model.load_fitting(&weights, unfit_head.is_none(), path),
         };
-        let random = loaded.map_err(|error| match their_model {
+        let in_part = if config.strict_weights { IN_PART } else { "; none of them fits" };
+        let [mut random, mut unused] = loaded.map_err(|error| match their_model {
             Some(theirs) if theirs != config.model && matches!(error, model::Error::Weights { .. }) => {
                 anyhow!("weights {path}: they are of {theirs}, not of {}; leave --model out", config.model)
             }
             _ if !matches!(error, model::Error::Weights { .. }) => error.into(),
-            Some(_) => anyhow!("a run has the model of its weights where no other is asked for: {error}{IN_PART}"),
-            None => anyhow!("{error}{IN_PART}"),
+            Some(_) => anyhow!("a run has the model of its weights where no other is asked for: {error}{in_part}"),
+            None => anyhow!("{error}{in_part}"),
         })?;
-        let mut notes: Vec<String> = unfit_parts(path, &random, &model).into_iter().collect();
+        // What their head was learned from may not be there.
+        let has_norm = !random.iter().any(|name| name == "norm.weight");
+        if unfit_head.is_some() {
+            // Of the head more is said below.
+            [&mut random, &mut unused].into_iter().for_each(|names| names.retain(|name| !name.starts_with("head.")));
+        }
+        let mut notes = taken_in_part(path, &random, &unused, &model);
         let Some(reason) = unfit_head else {
             notes.extend(by_order.then(|| format!("{path}: {BY_ORDER}")));
-            return Ok(Self { notes, ..Self::around(model, config)? });
+            let learner = Self { notes, ..Self::around(model, config)? };
+            return learner.ensure_known(&random);
         };
-        let from: Vec<Option<usize>> = match random.iter().any(|name| name.starts_with("norm.")) {
-            // What their head was learned from is not there.
-            true => vec![None; classes.len()],
-            false => classes.iter().map(|class| class_among(class, &theirs)).collect(),
-        };
+        let place = |class: &String| class_among(class, &theirs).filter(|_| has_norm);
+        let from: Vec<Option<usize>> = classes.iter().map(place).collect();
         model.load_classes(&weights, &from)?;
         let (known, all) = (from.iter().flatten().count(), classes.len());
         notes.push(match known {
             0 => format!("{reason}: this model gets a fresh one"),
+            _ if by_number => format!("{path}: {BY_NUMBER}"),
             _ => format!("{reason}: this model has {known} of its {all} classes from there"),
         });
         let learner = Self { notes, ..Self::around(model, config)? };
@@ -70,7 +79,19 @@ impl Learner {
                 "freeze: {reason}; {random} of this model's {all} classes would stay random; leave the head out of freeze"
             );
         }
-        Ok(learner)
+        learner.ensure_known(&random)
+    }
+
+    /// Errors: one of the tensors that start random is frozen.
+    fn ensure_known(self, random: &[String]) -> Result<Self> {
+        let layout = self.model.parameters.layout();
+        let layer = |name: &str| name.rsplit_once('.').map_or_else(String::new, |(layer, _)| layer.to_owned());
+        let frozen: BTreeSet<String> =
+            layout.ids().filter(|&id| layout.is_frozen(id)).map(|id| layer(layout.name(id))).collect();
+        match random.iter().find(|name| frozen.contains(&layer(name))) {
+            Some(name) => bail!("freeze: {name} starts random, and would stay so; leave its part out of freeze"),
+            None => Ok(self),
+        }
     }
 
     /// A learner of a blank model, whose weights are not drawn: to measure the memory that a step takes.
@@ -129,18 +150,27 @@ impl Learner {
     }
 }
 
-/// What is said of parts of a model that keep random weights, because `path` has none that fit.
-fn unfit_parts(path: &str, random: &[String], model: &BiFormer) -> Option<String> {
+/// What is said of tensors of a model that start random, because those of `path` do not fit, and of those that are not
+/// used.
+fn taken_in_part(path: &str, random: &[String], unused: &[String], model: &BiFormer) -> Vec<String> {
     let layout = model.parameters.layout();
-    // Of the head more is said.
-    let is_backbone = |name: &str| !name.starts_with("head.") && layout.ids().any(|id| layout.name(id) == name);
-    let parameters = || random.iter().filter(|name| is_backbone(name));
-    let (count, all) = (parameters().count(), layout.ids().count());
-    let first = parameters().next()?;
-    Some(format!(
-        "Of {path} {} of {all} parameters are taken over; {count} start random, {first} among them",
-        all - count
-    ))
+    let is_parameter = |name: &&String| layout.ids().any(|id| layout.name(id) == **name);
+    let parameters: Vec<&String> = random.iter().filter(is_parameter).collect();
+    let norms = random.iter().filter(|name| name.ends_with(".running_mean")).count();
+    let (count, all) = (parameters.len(), layout.ids().count());
+    let of_parameters = parameters.first().map(|first| {
+        format!(
+            "Of {path} {} of {all} parameters are taken over; {count} start random, {first} among them",
+            all - count
+        )
+    });
+    let (s, start) = (plural(norms), if norms == 1 { "starts" } else { "start" });
+    let of_statistics = (norms > 0).then(|| format!("The running statistics of {norms} BatchNorm{s} {start} afresh"));
+    let of_unused = unused.first().map(|first| {
+        let (count, s) = (unused.len(), plural(unused.len()));
+        format!("Of {path} {count} tensor{s} of another shape or name are not used, {first} among them")
+    });
+    [of_parameters, of_statistics, of_unused].into_iter().flatten().collect()
 }
 
 /// What a run has learned beside a model's weights.

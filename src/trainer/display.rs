@@ -46,7 +46,7 @@ pub fn introduce(learner: &Learner, progress: &Progress, facts: &DataFacts, [tra
             tell!(io::stderr(), "note: without --weights they are random, and stay so.");
         }
     }
-    let peak = config.schedule.peak * config.backbone_lr;
+    let peak = config.schedule.peak * config.backbone_lr * config.layer_decay;
     if begins && config.freeze.is_empty() && !config.weights.is_empty() && peak >= FORGETS {
         tell!(
             io::stderr(),

@@ -3,7 +3,7 @@
 use super::best::{BEST, kept_in};
 use super::checkpoint::{self, Checkpoint, FILE_NAME, Progress, tensor_names};
 use super::data_facts::DataFacts;
-use super::trained::{self, Described, go_by_order, usual_names_among};
+use super::trained::{self, Described, are_numbers, go_by_order, usual_names_among};
 use crate::config::RunConfig;
 use crate::paths::{ensure_expanded, error_of, quoted};
 use crate::printing::tell;
@@ -123,6 +123,12 @@ impl Stored {
     /// Whether the weights name no classes, so that these are assumed to be theirs, in this order.
     pub fn goes_by_order(&self, classes: &[String]) -> bool {
         matches!(self, Self::Alone(_)) && self.class_names(classes).is_some_and(|names| go_by_order(&names, classes))
+    }
+
+    /// Whether the weights name no classes, and these are numbers: those of ImageNet's.
+    pub fn goes_by_number(&self, classes: &[String]) -> bool {
+        let count = if let Self::Alone(file) = self { file.head_classes() } else { None };
+        count == Some(classes.len()) && are_numbers(classes)
     }
 
     /// Why the head of the weights cannot be used as it is for a model of these classes; none if it can. `weights` is

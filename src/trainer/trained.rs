@@ -92,10 +92,12 @@ impl Described {
         Ok(self.file)
     }
 
-    /// Leaves the weights as the last step left them, if the run also kept an average.
-    pub fn drop_average(&mut self) {
+    /// Leaves the weights as the last step left them, if the run also kept an average. Whether they are that now: what was
+    /// exported has been averaged before.
+    pub fn drop_average(&mut self) -> bool {
         let of_average = [tensor_names::AVERAGE, tensor_names::AVERAGE_STATISTICS];
-        self.file.tensors.retain(|name, _| !of_average.contains(&name.as_str()));
+        let dropped = of_average.map(|name| self.file.tensors.remove(name)).iter().any(Option::is_some);
+        dropped || !self.config.ema.enabled
     }
 
     /// The model that was trained.
@@ -183,9 +185,15 @@ pub fn usual_names(count: usize) -> Vec<String> {
 /// The same, as data of these classes calls them: where they are ImageNet's and the data's are the numbers from 0 (so
 /// ImageNet-V2 is laid out), a number is the class's place.
 pub fn usual_names_among(count: usize, of_data: &[String]) -> Vec<String> {
-    let numbers: Vec<String> = (0..count).map(|class| class.to_string()).collect();
-    let numbered = count == 1000 && of_data.len() == count && numbers.iter().all(|number| of_data.contains(number));
-    if numbered { numbers } else { usual_names(count) }
+    if count == of_data.len() && are_numbers(of_data) {
+        return (0..count).map(|class| class.to_string()).collect();
+    }
+    usual_names(count)
+}
+
+/// Whether the classes of data are the numbers from 0 to 999, in any order.
+pub fn are_numbers(of_data: &[String]) -> bool {
+    of_data.len() == 1000 && (0..1000).all(|class: usize| of_data.contains(&class.to_string()))
 }
 
 /// Whether the classes of weights that name none, but are usually called so, are taken to be those of the data, in the

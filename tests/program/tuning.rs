@@ -64,7 +64,12 @@ fn a_run_has_the_model_of_its_weights() {
     // Which is not what the model is meant for, but what the weights are used to.
     let larger = tune("weights-tuned-larger", two, data, &["--image-size", "48", "--set", "auto_pad=true"]).0;
     assert_eq!(config(&tune("weights-tuned-of-larger", &larger, data, &[]).0).image_size, 48);
-    for gentle in [&["--lr", "1e-4"][..], &["--set", "freeze=stages"], &["--set", "backbone_lr=0.1"]] {
+    for gentle in [
+        &["--lr", "1e-4"][..],
+        &["--set", "freeze=stages"],
+        &["--set", "backbone_lr=0.1"],
+        &["--set", "layer_decay=0.1"],
+    ] {
         let said = tune("weights-tuned-gently", two, data, gentle).1.ok().err;
         assert!(!said.contains("the weights forget"), "{said}");
     }
@@ -159,6 +164,14 @@ fn a_head_is_taken_over_for_its_own_classes_alone() {
     backbone.write(&file).unwrap();
     let gone = tuned(&["cats", "dogs"], &[None, None]);
     assert_eq!(gone, format!("There is no head in {path}: this model gets a fresh one"));
+    // Nor in a dense backbone, whose last norm is another.
+    let mut dense = backbone.clone();
+    dense.tensors.retain(|name, _| !name.starts_with("norm."));
+    dense.tensors.insert("extra_norms.0.weight".into(), backbone.tensors["norm.weight"].clone());
+    dense.write(&file).unwrap();
+    let learner = Learner::from_weights(&config, Stored::read(&file).unwrap(), &classes(["cats", "dogs"])).unwrap();
+    assert_eq!(learner.notes, [format!("There is no head in {path}: this model gets a fresh one")]);
+    backbone.write(&file).unwrap();
     let asked: Vec<String> = model();
     let asked: Vec<&str> = asked.iter().map(String::as_str).chain(["--image-size", "32"]).collect();
     let said = tune("weights-heads-run", &file, data, &asked[..]).1.ok().out;
@@ -190,7 +203,7 @@ fn weights_that_fit_in_parts_are_taken_over_where_they_do() {
     ]);
     let (said, out) = train(&["lce_kernel=3", "layer_scale=0.1", "strict_weights=false"]);
     let said = said.ok().out;
-    let first = "parameters are taken over; 6 start random, stages.0.0.attn.lepe.weight among them.";
+    let first = " 45 of 51 parameters are taken over; 6 start random, stages.0.0.attn.lepe.weight among them.";
     assert!(said.contains(first), "{said}");
     let begun = TensorFile::read(&out.join("checkpoint.safetensors")).unwrap();
     let close = |name: &str| {
@@ -200,8 +213,23 @@ fn weights_that_fit_in_parts_are_taken_over_where_they_do() {
     for name in ["stages.0.0.attn.qkv.qkv.weight", "stages.1.0.mlp.0.weight", "norm.bias", "head.weight"] {
         assert!(close(name), "{name}");
     }
-    // A wider model shares nothing with it but what has no width.
+    // What is frozen must be known.
+    train(&["lce_kernel=3", "strict_weights=false", "freeze=stages"])
+        .0
+        .refused(&["freeze: stages.0.0.attn.lepe.weight starts random", "leave its part out of freeze"]);
+    // A wider model shares nothing with it, not even the head's bias, which would be of no use without the rest.
     let wider = ["embed_dim=24,48", "full_attention_heads=4", "strict_weights=false"];
-    let said = train(&wider).0;
-    assert!(said.status == Some(2) || said.out.contains("start random"), "{said:?}");
+    train(&wider).0.refused(&["none of them fits"]);
+    let deeper = train(&["depth=2,1", "strict_weights=false"]).0.ok().out;
+    assert!(deeper.contains(" 47 of 63 parameters are taken over; 16 start random, stages.0.1.attn."), "{deeper}");
+    assert!(!deeper.contains("not used"), "{deeper}");
+    let otherwise = train(&["topks=-1,-2", "full_attention_heads=2", "strict_weights=false"]).0.ok().out;
+    assert!(
+        otherwise.contains(" 41 of 44 parameters are taken over; 3 start random, stages.0.0.attn.proj."),
+        "{otherwise}"
+    );
+    assert!(
+        otherwise.contains(" 6 tensors of another shape or name are not used, stages.0.0.attn.lepe."),
+        "{otherwise}"
+    );
 }

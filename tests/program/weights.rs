@@ -54,6 +54,10 @@ fn exported_weights_are_the_ones_that_are_evaluated() {
         assert_eq!(format!("{tensor:?}"), format!("{:?}", trained.tensors[name]), "{name}");
     }
     assert_eq!(head(&raw), head(&trained));
+    let once = ["export", "--unaveraged", "--output", text(&file), "--checkpoint"];
+    samples::weights(run).write(&folder.join("alone.safetensors")).unwrap();
+    biformer(&[&once[..], &[text(&folder.join("alone.safetensors"))]].concat())
+        .refused(&["--unaveraged: there is one set"]);
     export(run, &file).ok();
     export(run, &run.join("checkpoint.safetensors")).refused(&["--output", "no earlier result"]);
     // Nor weights that came from elsewhere.

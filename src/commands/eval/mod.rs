@@ -180,7 +180,7 @@ fn open(arguments: &Arguments) -> Result<Opened> {
             tell!(io::stderr(), "note: {BY_ORDER} (--classes FILE gives their names)");
             known.classes = dataset.classes().to_vec();
         } else if usual != known.classes {
-            tell!(io::stderr(), "note: {BY_NUMBER}");
+            tell!(io::stderr(), "note: {BY_NUMBER} (--classes FILE gives their names)");
             known.classes = usual;
         }
     }

@@ -144,7 +144,7 @@ impl Emulated {
     }
 
     unsafe fn execute(&self, stream: Stream, request: &Request) -> Result<()> {
-        // Threads that ask at the same time must not race: on a GPU, too, one request follows the other.
+        // One at a time: two threads' requests must not touch the host's memory at once.
         let _alone = (!matches!(request, Request::Mark(_) | Request::Await(..))).then(|| lock(&self.memory));
         // SAFETY: the caller's promise; device memory is the host's here.
         unsafe {
@@ -165,7 +165,10 @@ impl Emulated {
                 Request::Await(first, mark) => {
                     match (first, stream) {
                         (Stream::Work, Stream::Copies) => lock(&self.copies).follow_work(),
-                        (Stream::Copies, Stream::Work) => lock(&self.copies).arrive(),
+                        (Stream::Copies, Stream::Work) => {
+                            let _alone = lock(&self.memory);
+                            lock(&self.copies).arrive();
+                        }
                         (Stream::Aside, _) => self.execute_aside(Some(mark))?,
                         _ => {}
                     }
@@ -286,6 +289,7 @@ impl Driver for Emulated {
     }
 
     unsafe fn send(&self, from: &[u8], to: u64) -> Result<()> {
+        let _alone = lock(&self.memory);
         // SAFETY: the caller's promise.
         unsafe { lock(&self.copies).send(from, to) }
     }

@@ -1,7 +1,7 @@
 //! Matrix products of the emulated device: accumulated in the type of sums, and rounded once, when they are written.
 
 use super::failure;
-use crate::cpu::gemm::{Mat, gemm};
+use crate::cpu::gemm::{Mat, gemm_on_this_thread};
 use crate::cpu::parallel::Out;
 use crate::cuda::{Operand, Product};
 use crate::{DType, Element, Float, Result};
@@ -51,7 +51,7 @@ where
         let (left, right) = (read(a, index, m * k), read(b, index, k * n));
         let mut result = vec![W::zero(); m * n];
         let left = lie(&left, m, k, a.transposed);
-        gemm(left, lie(&right, k, n, b.transposed), Out::store(&mut result));
+        gemm_on_this_thread(left, lie(&right, k, n, b.transposed), Out::store(&mut result));
         for (i, &value) in result.iter().enumerate() {
             let place = index * c.stride + i;
             let value = value.as_f64() + at(plus, place) + at(row, i % n);
