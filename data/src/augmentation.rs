@@ -61,8 +61,8 @@ pub struct Augmentation {
     pub fill: Fill,
     /// The probability of mirroring left and right, 0 to 1; 0 for digits and text.
     pub flip: f64,
-    /// The probability of mirroring up and down, 0 to 1: for images without an up and a down, as from a microscope or from
-    /// above.
+    /// The probability of mirroring up and down, 0 to 1: for images without an up and a down, as from a microscope or
+    /// from above.
     pub vertical_flip: f64,
     /// The smallest part of the image's area that a resized crop shows: above 0, up to 1; the largest is all of it.
     pub min_scale: f64,

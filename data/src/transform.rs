@@ -132,8 +132,8 @@ impl Transform {
             Crop::Padded => true,
             Crop::Resized => false,
         };
-        // Drawn in this order in both cases: the mirror, then the window, then the operations, then the mirror up and down,
-        // if there is one, then what is erased.
+        // Drawn in this order in both cases: the mirror, then the window, then the operations, then the mirror up and
+        // down, if there is one, then what is erased.
         let flip = random.uniform() < augmentation.flip;
         let view = if padded {
             let mut offset = || random.below(2 * augmentation.padding + 1) as isize - augmentation.padding as isize;

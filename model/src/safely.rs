@@ -51,8 +51,8 @@ pub(crate) fn write_with(path: &Path, put: impl FnOnce(&mut File) -> std::io::Re
     Ok(())
 }
 
-/// Waits until a file is on the disk. On Apple's systems not every file system (such as those of other machines) can do that
-/// for certain; what has been written is then with the system.
+/// Waits until a file is on the disk. On Apple's systems not every file system (such as those of other machines) can do
+/// that for certain; what has been written is then with the system.
 fn sync(file: &File) -> std::io::Result<()> {
     // EINVAL, ENOTTY and ENOTSUP there.
     let cannot = |error: &std::io::Error| matches!(error.raw_os_error(), Some(22 | 25 | 45));

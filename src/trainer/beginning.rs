@@ -7,16 +7,13 @@ use super::stored::Stored;
 use super::trained::{BY_NUMBER, BY_ORDER, Described};
 use crate::config::RunConfig;
 use crate::printing::plural;
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Error, Result, anyhow, bail};
 use autograd::Gradients;
 use data::class_among;
 use model::BiFormer;
 use optim::{AdamW, AdamWState};
 use std::collections::BTreeSet;
 use tensor::DType;
-
-/// The way out where weights do not fit.
-const IN_PART: &str = "; to take over no more than what fits: --set strict_weights=false";
 
 impl Learner {
     /// A learner at the start of a run, with random weights.
@@ -40,15 +37,7 @@ impl Learner {
             (true, Some(_)) => model.load_backbone(&weights, path).map(|_| [vec![], vec![]]),
             (false, _) => model.load_fitting(&weights, unfit_head.is_none(), path),
         };
-        let in_part = if config.strict_weights { IN_PART } else { "; none of them fits" };
-        let [mut random, mut unused] = loaded.map_err(|error| match their_model {
-            Some(theirs) if theirs != config.model && matches!(error, model::Error::Weights { .. }) => {
-                anyhow!("weights {path}: they are of {theirs}, not of {}; leave --model out", config.model)
-            }
-            _ if !matches!(error, model::Error::Weights { .. }) => error.into(),
-            Some(_) => anyhow!("a run has the model of its weights where no other is asked for: {error}{in_part}"),
-            None => anyhow!("{error}{in_part}"),
-        })?;
+        let [mut random, mut unused] = loaded.map_err(|error| with_way_out(error, config, their_model.as_deref()))?;
         // What their head was learned from may not be there.
         let has_norm = !random.iter().any(|name| name == "norm.weight");
         if unfit_head.is_some() {
@@ -147,6 +136,23 @@ impl Learner {
         let gradients = Gradients::new(&model.parameters)?;
         let config = config.clone();
         Ok(Self { config, model, device, gradients, optimizer, average, staged: None, profile: None, notes: vec![] })
+    }
+}
+
+/// Why weights cannot be taken over, and what can be done about it; `theirs` is the name of their model, if they say.
+fn with_way_out(error: model::Error, config: &RunConfig, theirs: Option<&str>) -> Error {
+    let RunConfig { model, weights, .. } = config;
+    let way_out = match config.strict_weights {
+        true => "; to take over no more than what fits: --set strict_weights=false",
+        false => "; none of them fits",
+    };
+    match theirs {
+        _ if !matches!(error, model::Error::Weights { .. }) => error.into(),
+        Some(theirs) if theirs != model => {
+            anyhow!("weights {weights}: they are of {theirs}, not of {model}; leave --model out")
+        }
+        Some(_) => anyhow!("a run has the model of its weights where no other is asked for: {error}{way_out}"),
+        None => anyhow!("{error}{way_out}"),
     }
 }
 

@@ -92,8 +92,8 @@ impl Described {
         Ok(self.file)
     }
 
-    /// Leaves the weights as the last step left them, if the run also kept an average. Whether they are that now: what was
-    /// exported has been averaged before.
+    /// Leaves the weights as the last step left them, if the run also kept an average. Whether they are that now: what
+    /// was exported has been averaged before.
     pub fn drop_average(&mut self) -> bool {
         let of_average = [tensor_names::AVERAGE, tensor_names::AVERAGE_STATISTICS];
         let dropped = of_average.map(|name| self.file.tensors.remove(name)).iter().any(Option::is_some);

@@ -289,7 +289,8 @@ fn folder_names(folder: &Path) -> Result<Vec<OsString>> {
     Ok(names)
 }
 
-/// Whether the folder of this name in a data set is that of a part. Where capitals do not matter, as on a Mac, `Train` is.
+/// Whether the folder of this name in a data set is that of a part. Where capitals do not matter, as on a Mac, `Train`
+/// is.
 fn is_part(root: &Path, name: &OsStr, part: Split) -> bool {
     let place = |name: &OsStr| fs::canonicalize(root.join(name)).ok();
     let part = OsStr::new(part.name());
