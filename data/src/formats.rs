@@ -235,6 +235,9 @@ mod tests {
         let rows = |height| memory_beside(Some(ImageFormat::Png), &[], [50, height], 150 * height);
         assert_eq!([2, 1000].map(rows), [5 * 150, 13 * 150]);
         assert_eq!(memory_of_head(Some(ImageFormat::Jpeg), &jpeg(0xC0, 4), 1000), 34);
+        // One tag, of two values.
+        let tiff = b"II*\0\x08\0\0\0\x01\0\x11\x01\x04\0\x02\0\0\0\0\0\0\0";
+        assert_eq!(memory_of_head(Some(ImageFormat::Tiff), tiff, 1000), 96);
     }
 
     #[test]

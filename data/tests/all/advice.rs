@@ -54,6 +54,8 @@ fn folders_beside_the_parts_are_named() {
     let noted = open(source, Split::Train).unwrap().notes().to_vec();
     assert_eq!(noted, ["skipped 1 folder called neither train, val nor test: valid"]);
     fs::rename(root.path().join("valid"), root.path().join("Val")).unwrap();
+    let noted = open(source, Split::Train).unwrap().notes().to_vec();
+    assert_eq!(noted, ["skipped 1 folder called neither train, val nor test: Val"]);
     let lacking = fails(root.path(), Split::Val).to_string();
     assert!(lacking.contains("lacks val/") && lacking.contains("It has Val/: call it val. It has test/."), "{lacking}");
 }
