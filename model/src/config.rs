@@ -173,10 +173,7 @@ const MAX_CLASSES: usize = 1 << 20;
 const MAX_PARAMETERS: f64 = 4e9;
 const MAX_LAYER_SCALE: f64 = 1e3;
 /// Routing compares all regions with all others.
-const MAX_N_WIN: usize = 64;
-/// The largest side of an image, and the most tokens of a stage's map with its padding.
-const MAX_SIDE: usize = 1 << 13;
-const MAX_TOKENS: usize = 1 << 22;
+pub(crate) const MAX_N_WIN: usize = 64;
 
 impl ModelConfig {
     /// The number of stages.
@@ -338,74 +335,5 @@ impl ModelConfig {
             }
         }
         Ok(())
-    }
-
-    /// Checks that an image of this size fits: its sides are at most 8192; every map has tokens, at most 2²² of them,
-    /// in at most 4096 regions; and every map divides into its regions, unless auto_pad is set. In the
-    /// `biformer_stl_nchw` family a map need not divide, but each of its sides must have at least n_win tokens. Errors:
-    /// [`Error::ImageSize`], with a size nearby that fits, and numbers of regions that do.
-    pub fn check_image(&self, height: usize, width: usize) -> Result<()> {
-        let unfit = |reason: String, advice: String| Err(Error::ImageSize { height, width, reason, advice });
-        let large = |stage: usize| {
-            let map = [height, width].map(|side| self.map_side(side, stage));
-            let cut = self.regions(map, stage);
-            let (regions, map) = cut.map_or((1, map), |regions| (regions.count(), regions.map()));
-            map[0] * map[1] > MAX_TOKENS || regions > MAX_N_WIN * MAX_N_WIN
-        };
-        if height.max(width) > MAX_SIDE || (0..self.stages()).any(large) {
-            let most = format!("{MAX_TOKENS} tokens or {} regions in a stage", MAX_N_WIN * MAX_N_WIN);
-            return unfit(format!("expected at most {MAX_SIDE} pixels a side, and {most}"), "use a smaller one".into());
-        }
-        let bad = |side: usize| (0..self.stages()).find(|&stage| !self.side_fits(side, stage));
-        let Some((side, stage)) = [height, width].into_iter().find_map(|side| Some((side, bad(side)?))) else {
-            return Ok(());
-        };
-        let (map, n_win) = (self.map_side(side, stage), self.n_win.at(stage));
-        let reason = match map {
-            0 => format!("nothing is left of a side of {side} in stage {}", stage + 1),
-            _ if map < n_win && self.family == Family::BiformerStlNchw => {
-                format!("a side of {side} is {map} in stage {}, too little for n_win = {n_win} regions", stage + 1)
-            }
-            _ => format!("a side of {side} is {map} in stage {}, which n_win = {n_win} does not divide", stage + 1),
-        };
-        // A size nearby that fits: preferably one that all stages halve without rounding, and that is not far away;
-        // otherwise one that is cut into patches without a remainder; otherwise any.
-        let strides = self.strides();
-        let (whole, last) = (strides[0], strides[self.stages() - 1]);
-        let fits = |of: usize| move |&side: &usize| bad(side).is_none() && side.is_multiple_of(of);
-        let below = |of| (1..side).rev().find(fits(of));
-        let above = |of| (side + 1..=MAX_SIDE).find(fits(of));
-        let (below, above) = (
-            below(last).or_else(|| below(whole)).or_else(|| below(1)),
-            above(last).filter(|&fits| fits <= 2 * side).or_else(|| above(whole)).or_else(|| above(1)),
-        );
-        let sizes: Vec<String> = [below, above].into_iter().flatten().map(|side| side.to_string()).collect();
-        let sizes = if sizes.is_empty() { None } else { Some(format!("a side of {} fits", sizes.join(" or "))) };
-        let pads = map > 0 && self.family != Family::BiformerStlNchw;
-        let padding = pads.then(|| "set auto_pad = true".to_owned());
-        // No weight depends on the number of regions.
-        let divides = |n: &usize| {
-            let other = ModelConfig { n_win: PerStage::All(*n), ..self.clone() };
-            let all_fit = |side| (0..other.stages()).all(|stage| other.side_fits(side, stage));
-            pads && other.check().is_ok() && [height, width].into_iter().all(all_fit)
-        };
-        let (fewer, more) = ((2..n_win).rev().find(divides), (n_win + 1..=2 * n_win).find(divides));
-        let regions: Vec<String> = [fewer, more].into_iter().flatten().map(|n| n.to_string()).collect();
-        let regions = (!regions.is_empty()).then(|| format!("set n_win = {}", regions.join(" or ")));
-        let advice: Vec<String> = [sizes, regions, padding].into_iter().flatten().collect();
-        unfit(reason, advice.join(", or "))
-    }
-
-    /// Whether a stage's map of an image with this side has tokens and divides into regions where it must.
-    fn side_fits(&self, image_side: usize, stage: usize) -> bool {
-        let side = self.map_side(image_side, stage);
-        let n_win = self.n_win.at(stage);
-        side > 0
-            && match (self.attend(stage), self.family) {
-                (Attend::Full | Attend::FullWithContext, _) => true,
-                // Its regions are rounded down, and must not vanish.
-                (_, Family::BiformerStlNchw) => side >= n_win,
-                _ => self.auto_pad || side.is_multiple_of(n_win),
-            }
     }
 }

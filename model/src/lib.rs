@@ -3,6 +3,7 @@
 //! | file | what it holds |
 //! |---|---|
 //! | `config.rs`, `presets.rs` | [`ModelConfig`] and the models by name |
+//! | `image_size.rs` | which images a configuration takes |
 //! | `regions.rs` | how routed attention cuts a map into regions |
 //! | `overrides.rs` | single fields of a configuration, by name |
 //! | `biformer.rs`, `run.rs` | [`BiFormer`], stages between mergings, and the head; how images run through it |
@@ -11,7 +12,7 @@
 //! | `factors.rs` | parameters as products take them |
 //! | `pass.rs` | what the layers of one pass share: the tape, the mode, random streams |
 //! | `state.rs` | parameters and running statistics, their names and initial values |
-//! | `recognised.rs` | what a state_dict of others is of |
+//! | `recognised.rs` | state_dicts of other programs: what wraps their names, and which of the named models they are of |
 //! | `weights.rs`, `files.rs`, `header.rs`, `elements.rs`, `pth/` | state_dicts, in safetensors and PyTorch's own files |
 //! | `reading.rs`, `safely.rs` | how files are read, and how they are written |
 //! | `gradcheck.rs` | the gradients of a whole model against differences |
@@ -31,6 +32,7 @@ mod factors;
 mod files;
 mod gradcheck;
 mod header;
+mod image_size;
 mod layers;
 mod mlp;
 mod overrides;

@@ -88,7 +88,7 @@ impl Cli {
         let option =
             |arg: Arg| if arg.get_action().takes_values() { with_words(arg).allow_negative_numbers(true) } else { arg };
         let mut called = Self::command().mut_subcommands(|command| command.mut_args(option));
-        // As a shell gives them: that of Windows leaves `*.jpg` as it is.
+        // With `*.jpg` expanded also on Windows, whose shell leaves it as it is.
         let arguments: Vec<OsString> = wild::args_os().collect();
         let matches = called.try_get_matches_from_mut(&arguments);
         let matches = matches.unwrap_or_else(|error| with_tip(error, &arguments).exit());

@@ -368,12 +368,12 @@ impl RunConfig {
     }
 }
 
-/// What holds for a run whose configuration is older than the field.
+// What holds for runs whose configuration is older than the field.
+
 fn is_strict() -> bool {
     true
 }
 
-/// The same.
 fn no_decay() -> f64 {
     1.0
 }
