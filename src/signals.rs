@@ -12,9 +12,9 @@ const ONE: Duration = Duration::from_millis(500);
 /// Whether a run was asked to stop.
 static STOP: AtomicBool = AtomicBool::new(false);
 
-/// From now on Ctrl-C (and on Unix SIGTERM and SIGHUP) no longer ends the program but sets the returned flag; a second
-/// Ctrl-C ends it. Signals that the parent process has set to be ignored, as `nohup` does, stay ignored. Must be called
-/// before other threads are started.
+/// From now on Ctrl-C (and on Unix SIGTERM, SIGHUP and SIGUSR1, by which schedulers warn of a time limit) no longer
+/// ends the program but sets the returned flag; a second Ctrl-C ends it. Signals that the parent process has set to be
+/// ignored, as `nohup` does, stay ignored. Must be called before other threads are started.
 pub fn stop_when_asked() -> Result<&'static AtomicBool> {
     system::watch().context("Ctrl-C")?;
     Ok(&STOP)
@@ -45,7 +45,7 @@ pub fn survive_size_limit() {
 #[cfg(unix)]
 mod system {
     use super::{Instant, ONE, stop};
-    use libc::{SIG_IGN, SIGHUP, SIGINT, SIGTERM, sigset_t};
+    use libc::{SIG_IGN, SIGHUP, SIGINT, SIGTERM, SIGUSR1, sigset_t};
     use std::io;
     use std::mem::zeroed;
     use std::ptr::{null, null_mut};
@@ -59,7 +59,7 @@ mod system {
     /// Blocks the signals in this thread, and so in all threads that it starts, and starts a thread that waits for
     /// them: unlike a signal handler, which may call async-signal-safe functions only, that thread may call anything.
     pub fn watch() -> io::Result<()> {
-        let set = set_of([SIGINT, SIGTERM, SIGHUP].into_iter().filter(|&signal| !is_ignored(signal)));
+        let set = set_of([SIGINT, SIGTERM, SIGHUP, SIGUSR1].into_iter().filter(|&signal| !is_ignored(signal)));
         // SAFETY: the set is one that `sigemptyset` made.
         unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, null_mut()) };
         thread::Builder::new().name("signals".into()).stack_size(STACK).spawn(move || {

@@ -137,6 +137,7 @@ mod signals {
     fn other_requests_to_stop_are_like_ctrl_c() {
         is_stopped_by("TERM");
         is_stopped_by("HUP");
+        is_stopped_by("USR1");
     }
 
     /// As by Ctrl-C on `biformer train | tee log`.
@@ -170,7 +171,8 @@ mod signals {
                 continue;
             }
             // Not by an exit with status 130: after that a shell's loop would go on.
-            let numbers = [("INT", libc::SIGINT), ("TERM", libc::SIGTERM), ("HUP", libc::SIGHUP)];
+            let numbers =
+                [("INT", libc::SIGINT), ("TERM", libc::SIGTERM), ("HUP", libc::SIGHUP), ("USR1", libc::SIGUSR1)];
             let by = numbers.into_iter().find(|&(_, number)| ended.status.signal() == Some(number));
             assert_eq!(by.map(|(name, _)| name), Some(name_of_signal), "{ended:?}");
             let ended = Ran::from(ended);

@@ -39,6 +39,7 @@ sed -n '/^registry!\[/,/^\]/s/^ *\([a-z0-9_]*\),$/\1/p' ops/src/registry.rs >"$o
 [[ -s $out/operations ]] || { echo "ops/src/registry.rs: no operations found" >&2; exit 1; }
 # Test binaries look for their fixtures where they were built.
 pwd -P >"$out/root"
+benches/gpu/sources.sh >"$out/sources"
 # So that a GPU host need not compile them. It does so nevertheless if its NVRTC is another release; the stage `look`
 # reports that.
 if [[ -z ${LATER-} ]]; then

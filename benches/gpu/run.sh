@@ -4,7 +4,7 @@
 #
 #     [OUT=folder] [DEADLINE=560] benches/gpu/run.sh [STAGE...]   # all stages in the order below, unless some are named
 set -uo pipefail
-stages=(look quick profile bench kernels ahead tensor operations forms steps compiled peers precisions threads sanitize cifar10)
+stages=(look streams quick profile bench kernels ahead tensor operations forms steps compiled peers precisions threads sanitize cifar10)
 for stage in "$@"; do
     [[ " ${stages[*]} " == *" $stage "* ]] || { echo "no stage is called $stage: there are ${stages[*]}" >&2; exit 2; }
 done
@@ -18,7 +18,7 @@ summary=$out/summary.txt
 kept=${TMPDIR:-/tmp}/biformer-gpu
 logs=$kept/logs
 # Start afresh: otherwise a host that was used before would run its old files.
-rm -rf target/gpu "$logs" "$out"/{summary.txt,all.log,profiles.txt,kernels.txt,plans.txt,cifar10.tar.xz}
+rm -rf target/gpu "$logs" "$out"/{summary.txt,all.log,profiles.txt,kernels.txt,plans.txt,{infer,train}.csv.xz,cifar10.tar.xz}
 mkdir -p "$out" "$logs" "$kept/kernels"
 tar -C target -xJf target/gpu.tar.xz 2>/dev/null || python3 -m tarfile -e target/gpu.tar.xz target || exit
 [[ ! -d target/gpu/kernels ]] || cp -r target/gpu/kernels "$kept/"
@@ -164,6 +164,7 @@ bf16=("${ours[@]}" --precision bf16)
 small=("${bf16[@]}" --model small --batch-size 128)
 
 look() {
+    [[ $(benches/gpu/sources.sh) == "$(<target/gpu/sources)" ]] || note FAILED - 0 "built from these sources: run build.sh again"
     try 20 nvidia-smi nvidia-smi
     try 20 host bash -c 'uname -a; nproc; free -m; ls -d /usr/local/{cuda,nvidia}*; python3 --version; env | grep PATH'
     try 60 devices target/gpu/biformer devices
@@ -177,13 +178,17 @@ look() {
     [[ ${#there[@]} -eq ${#brought[@]} ]] || echo "kernels are compiled here: build.sh used another NVRTC" | remark
 }
 
-tensor() {
-    # Without the tests that need the emulated device.
-    each tensor --skip emulated
-    each products
+# Whether several streams, and what is recorded of them, keep their order. Without the tests that need the emulated device.
+streams() {
     each recording
     each prefetch
     each aside --skip emulated
+}
+
+tensor() {
+    each tensor --skip emulated
+    each products
+    cap=90 each ops --exact a_parameter_rounded_to_bf16_gets_its_gradient
 }
 
 operations() {
@@ -197,7 +202,7 @@ operations() {
 
 forms() {
     each extremes
-    each forms cuda::tests on_a_gpu a_map_beyond
+    each forms cuda::tests on_a_gpu a_map_beyond gradients_are_those_of_a_product_and_a_sum
     each optim
 }
 
@@ -208,22 +213,25 @@ quick() {
     local few=(target/gpu/biformer bench --model small --batch-size 8 --steps 1)
     for mode in train infer; do
         measure 60 "quick-small-$mode" "${small[@]}" --mode $mode --steps 10
-        measure 60 "quick-small-$mode-again" "${small[@]}" --mode $mode --steps 10
-        BIFORMER_UNRECORDED=1 measure 60 "quick-small-$mode-unrecorded" "${small[@]}" --mode $mode --steps 10
-        BIFORMER_UNTRIED_PRODUCTS=1 measure 60 "quick-small-$mode-untried" "${small[@]}" --mode $mode --steps 10
+        case $? in 124 | 137)
+            echo "from here on with one stream" | remark
+            export BIFORMER_ONE_STREAM=1 ;;
+        esac
+        # Only a training step does two things at once.
+        [[ $mode == infer ]] || BIFORMER_ONE_STREAM=1 measure 30 quick-small-train-one-stream "${small[@]}" --mode train --steps 10
+        measure 30 "quick-small-$mode-again" "${small[@]}" --mode $mode --steps 10
+        BIFORMER_UNRECORDED=1 measure 30 "quick-small-$mode-unrecorded" "${small[@]}" --mode $mode --steps 10
+        BIFORMER_UNTRIED_PRODUCTS=1 measure 30 "quick-small-$mode-untried" "${small[@]}" --mode $mode --steps 10
         # What is rounded otherwise soon goes its own way: so these are compared after few steps.
-        measure 60 "quick-small-$mode-early" "${small[@]}" --mode $mode --steps 1
-        BIFORMER_BARE_PRODUCTS=1 measure 60 "quick-small-$mode-bare" "${small[@]}" --mode $mode --steps 1
-        measure 60 "quick-small-$mode-f32" "${full[@]}" --mode $mode
-        measure 60 "quick-few-$mode" "${few[@]}" --mode $mode --device cuda
+        measure 30 "quick-small-$mode-early" "${small[@]}" --mode $mode --steps 1
+        BIFORMER_BARE_PRODUCTS=1 measure 30 "quick-small-$mode-bare" "${small[@]}" --mode $mode --steps 1
+        measure 30 "quick-small-$mode-f32" "${full[@]}" --mode $mode
+        measure 30 "quick-few-$mode" "${few[@]}" --mode $mode --device cuda
         measure 120 "quick-few-$mode-cpu" "${few[@]}" --mode $mode
-        agree 0 "quick-small-$mode" "quick-small-$mode"-{again,unrecorded,untried}
+        agree 0 "quick-small-$mode" "quick-small-$mode"-{one-stream,again,unrecorded,untried}
         agree 1e-2 "quick-small-$mode-early" "quick-small-$mode"-{bare,f32}
         agree 1e-4 "quick-few-$mode" "quick-few-$mode-cpu"
     done
-    # Only a training step does two things at once.
-    BIFORMER_ONE_STREAM=1 measure 60 quick-small-train-one-stream "${small[@]}" --mode train --steps 10
-    agree 0 quick-small-train quick-small-train-one-stream
 }
 
 profile() {
@@ -242,18 +250,18 @@ bench() {
     local model mode
     for model in small tiny stl; do
         for mode in train infer; do
-            measure 60 "bench-$model-$mode" "${bf16[@]}" --model $model --batch-size 128 --mode $mode --steps 100
+            measure 30 "bench-$model-$mode" "${bf16[@]}" --model $model --batch-size 128 --mode $mode --steps 100
         done
         # What does a step gain from doing two things at once?
-        BIFORMER_ONE_STREAM=1 measure 60 "bench-$model-train-one-stream" "${bf16[@]}" --model $model --batch-size 128 \
+        BIFORMER_ONE_STREAM=1 measure 30 "bench-$model-train-one-stream" "${bf16[@]}" --model $model --batch-size 128 \
             --mode train --steps 100
     done
-    measure 60 bench-small-only-bra "${small[@]}" --only-bra --steps 50
-    measure 60 bench-small-one-image "${bf16[@]}" --model small --batch-size 1 --mode infer --steps 100
+    measure 30 bench-small-only-bra "${small[@]}" --only-bra --steps 50
+    measure 30 bench-small-one-image "${bf16[@]}" --model small --batch-size 1 --mode infer --steps 100
     # What do the recipes' dropped branches cost?
-    measure 60 bench-small-train-drop-path "${small[@]}" --set drop_path=0.15 --steps 60
+    measure 30 bench-small-train-drop-path "${small[@]}" --set drop_path=0.15 --steps 60
     # How much less memory, and how much more time?
-    measure 60 bench-small-train-recompute "${small[@]}" --recompute block --steps 10
+    measure 30 bench-small-train-recompute "${small[@]}" --recompute block --steps 10
 }
 
 # The time of every kernel in a step, as the GPU tells it.
@@ -263,9 +271,10 @@ kernels() {
     for mode in infer train; do
         # A step that is profiled is not recorded. Not from the start, or cuBLASLt's algorithms would be tried under the
         # profiler, which takes longer than they do.
-        try 180 "kernels-$mode" ncu --profile-from-start off --clock-control none --cache-control none \
+        try 90 "kernels-$mode" ncu --profile-from-start off --clock-control none --cache-control none \
             --metrics gpu__time_duration.sum --csv --print-units base --log-file "$logs/$mode.csv" \
             "${small[@]}" --mode $mode --steps 2 --profile || continue
+        xz -c "$logs/$mode.csv" >"$out/$mode.csv.xz"
         # To a file first: head would close a pipe before everything is written.
         if ! python3 benches/gpu/kernels.py <"$logs/$mode.csv" >"$logs/$mode.txt"; then
             note FAILED 1 0 "kernels-$mode-table"
@@ -288,7 +297,7 @@ twin() {
         --attention sdpa --model-json small --image-size 224 --batch-size 128 "${mode[@]}" "$@"
 }
 
-# The twin, with the published gather and with its own. What the comparison is about comes first.
+# The twin, with the published gather and with its own. What has not been measured yet comes first.
 peers() {
     local work gather
     has_torch || { skip peers "there is no PyTorch"; return; }
@@ -297,12 +306,12 @@ peers() {
     while read -r work gather; do
         twin measure 150 "torch-small-$work-$gather-eager" "$work" "$gather" --steps 20
     done <<'RUNS'
+infer published
+infer index
 train published
 only-bra published
 train index
 only-bra index
-infer published
-infer index
 RUNS
 }
 

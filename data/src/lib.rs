@@ -1,5 +1,16 @@
 //! Data sets, image decoding, augmentation and the prefetching loader.
 //!
+//! ```
+//! use data::{Loader, LoaderConfig, Split, Transform, open};
+//! # fn main() -> data::Result<()> {
+//! let images = open("embedded", Split::Test)?; // or the path of a folder
+//! let transform = Transform::eval(32, images.statistics())?;
+//! let batch = Loader::new(images, LoaderConfig::eval(100, transform))?.epoch(0, 0).next().unwrap()?;
+//! assert_eq!((batch.shape, batch.labels.len()), ([100, 32, 32, 3], 100));
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! From a file on disk to the floats of a batch, in the order in which an image passes:
 //!
 //! | file | what it holds |

@@ -9,9 +9,10 @@
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use tensor::cpu::parallel::STACK;
 use tensor::lock;
@@ -25,6 +26,8 @@ const MAX_BATCH_BYTES: u64 = 8 << 30;
 const MAX_WORKERS: usize = 256;
 /// How many finished batches may wait for the consumer.
 const AHEAD: usize = 2;
+/// How long a consumer waits for a batch before it looks whether it is still to wait.
+const PATIENCE: Duration = Duration::from_millis(50);
 
 /// How a [`Loader`] makes its batches.
 #[derive(Clone, Debug)]
@@ -167,7 +170,17 @@ impl Loader {
     /// each in a batch's place: [`Error::TooManyBadImages`]; [`Error::NoGoodImage`] if no image of the data set can be
     /// decoded; [`Error::Label`] and those of the data set; [`Error::Worker`] where a thread cannot be started, or
     /// panics.
-    pub fn epoch(&self, epoch: u64, first_batch: usize) -> Batches {
+    pub fn epoch(&self, epoch: u64, first_batch: usize) -> Batches<'static> {
+        self.batches(epoch, first_batch, None)
+    }
+
+    /// The same batches, until `stop` is set: then there are no more, even if the next one's images are still being
+    /// decoded, which may take long.
+    pub fn epoch_until<'s>(&self, epoch: u64, first_batch: usize, stop: &'s AtomicBool) -> Batches<'s> {
+        self.batches(epoch, first_batch, Some(stop))
+    }
+
+    fn batches<'s>(&self, epoch: u64, first_batch: usize, stop: Option<&'s AtomicBool>) -> Batches<'s> {
         let total = self.batches_per_epoch();
         let left = total.saturating_sub(first_batch);
         let order = order(&self.config, epoch, self.dataset.len(), self.dataset.labels().unwrap_or_default());
@@ -179,7 +192,7 @@ impl Loader {
             let thread = thread::Builder::new().name("loader".to_owned()).stack_size(STACK).spawn(work);
             thread.map(|thread| Worker { receiver, thread }).map_err(cannot_start)
         });
-        Batches { job, bad: Vec::new(), left, worker }
+        Batches { job, bad: Vec::new(), left, worker, stop }
     }
 
     /// A batch of these samples, in this order, varied and mixed as the first batch of the first epoch. Bad images are
@@ -225,14 +238,15 @@ impl Loader {
 }
 
 /// The batches of one epoch, in order. Ends after the last one or after an error. Dropping it stops the threads.
-pub struct Batches {
+pub struct Batches<'s> {
     job: Arc<Job>,
     bad: Vec<String>, // the failures so far, at most `max_bad_images`
     left: usize,
     worker: Option<Result<Worker>>,
+    stop: Option<&'s AtomicBool>,
 }
 
-impl fmt::Debug for Batches {
+impl fmt::Debug for Batches<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Batches")
             .field("epoch", &self.job.epoch)
@@ -247,37 +261,44 @@ struct Worker {
     thread: JoinHandle<()>,
 }
 
-impl Iterator for Batches {
+impl Iterator for Batches<'_> {
     type Item = Result<Batch>;
 
     fn next(&mut self) -> Option<Self::Item> {
         if self.left == 0 {
             return None;
         }
-        let result = self.receive().and_then(|batch| self.judge(batch));
-        self.left = if result.is_ok() { self.left - 1 } else { 0 };
-        Some(result)
+        let result = self.receive().map(|result| result.and_then(|batch| self.judge(batch)));
+        self.left = if let Some(Ok(_)) = result { self.left - 1 } else { 0 };
+        result
     }
 
     fn size_hint(&self) -> (usize, Option<usize>) {
-        // An error ends the iterator early.
-        (self.left.min(1), Some(self.left))
+        // An error ends the iterator early, and so may a request to stop.
+        (self.left.min(1).min(usize::from(self.stop.is_none())), Some(self.left))
     }
 }
 
-impl Batches {
-    fn receive(&mut self) -> Result<Batch> {
-        if let Some(Ok(worker)) = &self.worker
-            && let Ok(result) = worker.receiver.recv()
-        {
-            return result;
+impl Batches<'_> {
+    /// The next batch, unless it is no longer asked for.
+    fn receive(&mut self) -> Option<Result<Batch>> {
+        while let Some(Ok(worker)) = &self.worker {
+            if self.stop.is_some_and(|stop| stop.load(Ordering::Relaxed)) {
+                self.job.stop.store(true, Ordering::Relaxed);
+                return None;
+            }
+            match worker.receiver.recv_timeout(PATIENCE) {
+                Ok(result) => return Some(result),
+                Err(RecvTimeoutError::Timeout) => (),
+                Err(RecvTimeoutError::Disconnected) => break,
+            }
         }
         // The thread did not start, or hung up before it was done, which only a panic makes it do.
-        Err(match self.worker.take() {
+        Some(Err(match self.worker.take() {
             Some(Err(error)) => error,
             Some(Ok(worker)) => panicked(worker.thread.join().err()),
             None => panicked(None),
-        })
+        }))
     }
 
     /// Counts the batch's bad images. Done here, in the order of the batches, so that the same batch exceeds the
@@ -292,7 +313,7 @@ impl Batches {
     }
 }
 
-impl Drop for Batches {
+impl Drop for Batches<'_> {
     fn drop(&mut self) {
         self.job.stop.store(true, Ordering::Relaxed);
         if let Some(Ok(Worker { receiver, thread })) = self.worker.take() {

@@ -9,6 +9,7 @@ use crate::pass::Trace;
 use crate::state::{Builder, MOMENTUM, RunningStatistics};
 use autograd::Parameters;
 use ops::Conv2d;
+use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
 use tensor::{DType, Device, Tensor};
@@ -30,7 +31,7 @@ pub struct BiFormer {
     /// [`MOMENTUM`] as a tensor of shape (1), on the device of the statistics.
     momentum: Tensor,
     /// Names of what is not the model's own: see [`BiFormer::with`].
-    pub(crate) added: Vec<String>,
+    pub(crate) added: HashSet<String>,
 }
 
 impl fmt::Debug for BiFormer {
@@ -124,9 +125,9 @@ impl BiFormer {
                 Tail::Dense(config.embed_dim.iter().enumerate().map(norm).collect())
             }
         };
-        let own = builder.names.len();
+        let own = builder.keys.clone();
         let layers = more(&mut builder);
-        let added = builder.names.split_off(own);
+        let added = builder.keys.difference(&own).cloned().collect();
         let (parameters, statistics) = builder.build(dtype)?;
         let model = Self {
             config: config.clone(),
@@ -157,12 +158,15 @@ impl BiFormer {
             let expected = if own == DType::F32 { "f32 or bf16" } else { own.name() };
             return Err(tensor::Error::DType { op: "place", expected, actual: factors }.into());
         }
-        self.parameters = self.parameters.to_device(device)?;
-        for running in &mut self.statistics {
+        // All of it or nothing, should the device fail half way.
+        let mut statistics = self.statistics.clone();
+        for running in &mut statistics {
             running.mean = running.mean.to_device(device)?;
             running.variance = running.variance.to_device(device)?;
         }
-        self.momentum = self.momentum.to_device(device)?;
+        let momentum = self.momentum.to_device(device)?;
+        self.parameters = self.parameters.to_device(device)?;
+        (self.statistics, self.momentum) = (statistics, momentum);
         (self.factor_type, self.map_type) = match device {
             Device::Cpu => (factors, self.parameters.layout().dtype()),
             Device::Cuda(_) => (factors, factors),
@@ -256,7 +260,7 @@ impl BiFormer {
 }
 
 /// Whether a name is that of a part, or of something in it.
-pub(crate) fn is_within(name: &str, part: &str) -> bool {
+fn is_within(name: &str, part: &str) -> bool {
     name.strip_prefix(part).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 

@@ -19,6 +19,7 @@ pub struct Block {
     mlp: Mlp,
     gamma: Option<[ParamId; 2]>,
     drop_path: f64,
+    parameters: Vec<ParamId>,
 }
 
 impl Block {
@@ -29,7 +30,8 @@ impl Block {
         let gamma = |builder: &mut Builder, index: usize| {
             builder.parameter(format!("{name}.gamma{index}"), [dim], Init::Constant(config.layer_scale))
         };
-        Self {
+        let before = builder.ids.len();
+        let mut block = Self {
             position: (config.pos_kernel > 0)
                 .then(|| DepthwiseConv::new(builder, &format!("{name}.pos_embed"), dim, config.pos_kernel)),
             norm1: LayerNorm::new(builder, &format!("{name}.norm1"), dim),
@@ -37,7 +39,10 @@ impl Block {
             mlp: Mlp::new(builder, name, config, stage),
             gamma: (config.layer_scale > 0.0).then(|| [gamma(builder, 1), gamma(builder, 2)]),
             drop_path,
-        }
+            parameters: vec![],
+        };
+        block.parameters = builder.ids[before..].to_vec();
+        block
     }
 
     /// Its linear layers.
@@ -58,7 +63,7 @@ impl Block {
         self.residual(pass, &x, 1, |x, residual| self.mlp.forward(pass, x, residual))
     }
 
-    /// x + γ·branch(x), where in training samples may skip the branch at random, unless the block is frozen. With
+    /// x + γ·branch(x), where in training samples may skip the branch at random, unless all of the block is frozen. With
     /// neither γ nor skipping, the branch is asked to add x itself.
     fn residual<'t>(
         &self,
@@ -67,9 +72,15 @@ impl Block {
         index: usize,
         branch: impl Fn(&Var<'t>, bool) -> Result<Var<'t>>,
     ) -> Result<Var<'t>> {
-        let stream = if self.drop_path > 0.0 { pass.stream() } else { None };
-        // Drawn nevertheless: what is frozen must not decide which images skip other blocks' branches.
-        let stream = stream.filter(|_| !self.norm1.is_frozen(pass));
+        let stream = match self.drop_path > 0.0 {
+            true if self.parameters.iter().all(|&id| pass.is_frozen(id)) => {
+                // What is frozen must not decide which images skip other blocks' branches.
+                pass.skip_stream();
+                None
+            }
+            true => pass.stream(),
+            false => None,
+        };
         if self.gamma.is_none() && stream.is_none() {
             return branch(x, true);
         }

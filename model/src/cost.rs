@@ -101,9 +101,10 @@ pub fn parts(model: &BiFormer, height: usize, width: usize) -> Result<Vec<Part>>
             Attend::Full => "full attention".into(),
             Attend::FullWithContext => "full attention with local context".into(),
         };
+        let (depth, s) = (config.depth[stage], if config.depth[stage] == 1 { "" } else { "s" });
         parts.push(Part {
             name: format!("stages.{stage}"),
-            layers: format!("stage {}: {} blocks, {attends}", stage + 1, config.depth[stage]),
+            layers: format!("stage {}: {depth} block{s}, {attends}", stage + 1),
             map: shape,
             parameters: count(&[format!("stages.{stage}.")]),
             macs: blocks_macs(config, stage, [height, width]),
@@ -197,7 +198,8 @@ pub fn gathered_bytes(config: &ModelConfig, image: [usize; 2], dtype: DType) -> 
 }
 
 /// The bytes that a training step's forward pass on such a tape keeps for its backward pass, per image, in the
-/// model's precision: measured on a pass over two images. Errors: those of [`BiFormer::forward`].
+/// model's precision: measured on a pass over two images. On a CPU, branches that images skip keep nothing, so a model
+/// with a [`drop_path`](ModelConfig::drop_path) gives a number that depends on chance. Errors: those of [`BiFormer::forward`].
 pub fn activation_bytes(model: &BiFormer, tape: &Tape, height: usize, width: usize) -> Result<usize> {
     const IMAGES: usize = 2;
     let images = Tensor::zeros([IMAGES, height, width, 3], model.parameters.layout().dtype());

@@ -11,8 +11,10 @@ impl ModelConfig {
     /// Checks that an image of this size fits: its sides are at most 8192; every map has tokens, at most 2²² of them,
     /// in at most 4096 regions; and every map divides into its regions, unless auto_pad is set. In the
     /// `biformer_stl_nchw` family a map need not divide, but each of its sides must have at least n_win tokens. Errors:
-    /// [`Error::ImageSize`], with a size nearby that fits, and numbers of regions that do.
+    /// [`Error::ImageSize`], with a size nearby that fits, and numbers of regions that do; those of
+    /// [`check`](Self::check).
     pub fn check_image(&self, height: usize, width: usize) -> Result<()> {
+        self.check()?;
         let unfit = |reason: String, advice: String| Err(Error::ImageSize { height, width, reason, advice });
         let large = |stage: usize| {
             let map = [height, width].map(|side| self.map_side(side, stage));

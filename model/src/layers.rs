@@ -170,11 +170,6 @@ impl LayerNorm {
     /// ε
     pub const EPSILON: f64 = 1e-6;
 
-    /// Whether it is frozen, by its γ.
-    pub(crate) fn is_frozen(&self, pass: &Pass<'_>) -> bool {
-        pass.is_frozen(self.weight)
-    }
-
     /// Starts as the plain normalisation.
     pub fn new(builder: &mut Builder, name: &str, channels: usize) -> Self {
         let weight = builder.parameter(format!("{name}.weight"), [channels], Init::Constant(1.0));

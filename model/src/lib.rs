@@ -1,4 +1,18 @@
-//! BiFormer: what it looks like, and what its weights are called.
+//! The BiFormer model: its configurations, its layers, a forward pass, and files of weights.
+//!
+//! ```
+//! use autograd::Tape;
+//! use model::{BiFormer, Mode, preset};
+//! use tensor::{DType, Tensor};
+//! # fn main() -> model::Result<()> {
+//! let config = preset("nano")?.config().with_overrides(["depth=1,1,1"])?;
+//! let model = BiFormer::new(&config, 1, DType::F32)?; // weights drawn from seed 1
+//! let images = Tensor::zeros([2, 32, 32, 3], DType::F32); // (N, H, W, 3)
+//! let tape = Tape::inference();
+//! assert_eq!(*model.forward(&tape, &images, Mode::Evaluate)?.logits()?.shape(), [2, 10]);
+//! # Ok(())
+//! # }
+//! ```
 //!
 //! | file | what it holds |
 //! |---|---|

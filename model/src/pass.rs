@@ -17,7 +17,7 @@ use tensor::rng::Philox;
 /// Whether a pass is for training or for use.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Mode {
-    /// Batch statistics, unless the layer is frozen; branches of samples dropped at random, unless the block is frozen,
+    /// Batch statistics, unless the layer is frozen; branches of samples dropped at random, unless all of the block is frozen,
     /// as a function of this seed and this step alone.
     Train {
         /// The run's seed.
@@ -91,6 +91,8 @@ pub struct Trace {
     /// How much the token at a point attends to each of its map (N, H, W), f32, in each attention in order, if
     /// [`Pass::attention_from`] was called: the mean of the heads' weights, 0 where it does not look at all.
     pub attention_weights: Vec<(String, Tensor)>,
+    /// The draws of random numbers in this pass, in order: [`Mode::stream`] gives the stream of each.
+    pub draws: Vec<u64>,
     /// A backbone's results, in inference.
     outputs: Vec<(String, Tensor)>,
 }
@@ -101,6 +103,7 @@ impl Trace {
         self.routes.extend(later.routes);
         self.maps.extend(later.maps);
         self.attention_weights.extend(later.attention_weights);
+        self.draws.extend(later.draws);
         self.outputs.extend(later.outputs);
     }
 
@@ -356,8 +359,15 @@ impl<'t> Pass<'t> {
     /// A random stream for the next draw, in training.
     pub fn stream(&self) -> Option<Philox> {
         let draw = self.draws.get();
+        let stream = self.given.mode.stream(draw)?;
         self.draws.set(draw + 1);
-        self.given.mode.stream(draw)
+        self.trace.borrow_mut().draws.push(draw);
+        Some(stream)
+    }
+
+    /// Leaves out the next draw, so that later ones are what they would be with it.
+    pub fn skip_stream(&self) {
+        self.draws.set(self.draws.get() + 1);
     }
 
     /// Which image of the batch is the first of this pass. Within a branch that images may

@@ -126,17 +126,17 @@ pub enum Init {
 pub struct Builder {
     parameters: ParametersBuilder,
     statistics: Vec<(String, usize)>,
-    /// Of all parameters and statistics so far, in order.
-    pub(crate) names: Vec<String>,
-    /// What a state_dict will call them.
-    keys: HashSet<String>,
+    /// Of the parameters so far, in order.
+    pub(crate) ids: Vec<ParamId>,
+    /// What a state_dict will call all parameters and statistics.
+    pub(crate) keys: HashSet<String>,
     /// None: what would be drawn is zero.
     seed: Option<u64>,
 }
 
 impl fmt::Debug for Builder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Builder").field("names", &self.names).field("seed", &self.seed).finish_non_exhaustive()
+        f.debug_struct("Builder").field("keys", &self.keys).field("seed", &self.seed).finish_non_exhaustive()
     }
 }
 
@@ -150,36 +150,37 @@ impl Builder {
     /// they are elsewhere: a file that lacks a norm's weight must not leave a norm that gives zeros.
     pub fn blank() -> Self {
         let (parameters, keys) = (ParametersBuilder::default(), HashSet::new());
-        Self { parameters, statistics: vec![], names: vec![], keys, seed: None }
+        Self { parameters, statistics: vec![], ids: vec![], keys, seed: None }
     }
 
     /// Adds a parameter. Its initial values depend on the seed and its name alone. Panics if the name is taken.
     pub fn parameter(&mut self, name: String, shape: impl Into<Shape>, init: Init) -> ParamId {
         const PURPOSE: u64 = 0x69_6E69_7421;
-        self.claim(&name, [name.clone()]);
+        self.claim([name.clone()]);
         let shape = shape.into();
         let draws = self.seed.map(|seed| {
             let key: Vec<u64> = [PURPOSE].into_iter().chain(name.bytes().map(u64::from)).collect();
             Philox::keyed(seed, &key).sequence()
         });
         let values = init.values(draws).take(shape.count());
-        self.parameters.add(name, shape, values)
+        let id = self.parameters.add(name, shape, values);
+        self.ids.push(id);
+        id
     }
 
     /// Adds running statistics of `channels` channels. Panics if the name is taken by others.
     pub fn statistics(&mut self, name: String, channels: usize) -> StatisticsId {
-        self.claim(&name, STATISTICS.map(|field| format!("{name}.{field}")));
+        self.claim(STATISTICS.map(|field| format!("{name}.{field}")));
         let id = StatisticsId::new(self.statistics.len(), &name);
         self.statistics.push((name, channels));
         id
     }
 
-    /// Notes a name, and the keys that a state_dict will have for it: of two tensors of one key it would lose one.
-    fn claim(&mut self, name: &str, keys: impl IntoIterator<Item = String>) {
+    /// Notes what a state_dict will call a tensor: of two of one name it would lose one.
+    fn claim(&mut self, keys: impl IntoIterator<Item = String>) {
         for key in keys {
             assert!(self.keys.insert(key.clone()), "two tensors named {key}");
         }
-        self.names.push(name.to_owned());
     }
 
     /// Lays everything out in this type (f32 or f64): parameters with their initial values, and statistics as they are

@@ -1,6 +1,6 @@
 //! Weights in and out, under the names of the published state_dict.
 
-use crate::biformer::{BiFormer, is_within};
+use crate::biformer::BiFormer;
 use crate::config::Features;
 use crate::error::{Differences, Error, Result};
 use crate::files::TensorFile;
@@ -243,9 +243,7 @@ impl BiFormer {
     /// it.
     fn load_except(&mut self, apart: &[&str], file: &TensorFile, path: &str) -> Result<Vec<String>> {
         let BiFormer { parameters, statistics, added, .. } = self;
-        let skipped = |name: &str| {
-            apart.iter().any(|part| name.starts_with(part)) || added.iter().any(|added| is_within(name, added))
-        };
+        let skipped = |name: &str| apart.iter().any(|part| name.starts_with(part)) || added.contains(name);
         file.put_except(&skipped, parameters, statistics, path)
     }
 }

@@ -1,4 +1,18 @@
-//! Differentiable operations: a folder each, always built the same way (`README.md` tells how).
+//! Differentiable operations: a folder each, always built the same way (`ops/README.md` in the repository tells how to add one).
+//!
+//! ```
+//! use autograd::Tape;
+//! use tensor::Tensor;
+//! # fn main() -> autograd::Result<()> {
+//! let tape = Tape::inference();
+//! let x = tape.constant(Tensor::from_slice(&[0.0, 0.0, 1.0, 1.0], [2, 2])?);
+//! assert_eq!(ops::softmax(&x)?.value().to_vec::<f64>()?, [0.5; 4]);
+//!
+//! // Values and gradients of all its cases, against its definition and against differences.
+//! assert!(ops::check::check(ops::registry::find("softmax").unwrap()).passed());
+//! # Ok(())
+//! # }
+//! ```
 //!
 //! | elsewhere in this crate | what it holds |
 //! |---|---|

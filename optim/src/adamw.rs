@@ -263,7 +263,7 @@ impl AdamW {
 }
 
 /// More steps than any run takes; f64 counts them exactly.
-const MOST_STEPS: u64 = 1 << 53;
+pub(crate) const MOST_STEPS: u64 = 1 << 53;
 
 /// The constants of one step, computed in f64 and rounded once.
 pub(crate) struct StepConstants<T> {

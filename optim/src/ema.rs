@@ -9,6 +9,7 @@
 //! Source: Polyak and Juditsky, "Acceleration of stochastic approximation by averaging", 1992; timm's
 //! `ModelEma` for the published recipe's decay.
 
+use crate::adamw::MOST_STEPS;
 use crate::error::{Error, Result, ensure, ensure_flat, ensure_layout};
 use autograd::Parameters;
 use tensor::{Device, Tensor};
@@ -128,9 +129,9 @@ impl Ema {
         Ok((self.average.flat_tensor_mut(), rate))
     }
 
-    /// Counts the update that was prepared, if it was made.
+    /// Counts the update, if one was prepared and made.
     pub(crate) fn finish(&mut self, made: bool) {
-        self.updates += u64::from(made);
+        self.updates += u64::from(made && self.prepared);
         self.prepared = false;
     }
 
@@ -140,13 +141,16 @@ impl Ema {
     }
 
     /// Continues from a saved state, bit for bit. Numbers are matched to parameters by their places. Errors:
-    /// [`Error::Layout`] for a state of another length or type; [`Error::Unusable`] for numbers that are not finite;
-    /// [`tensor::Error::Shared`] while a tape or a view of the average lives, as one's own state is.
+    /// [`Error::Layout`] for a state of another length or type; [`Error::Unusable`] for numbers that are not finite,
+    /// or too many updates; [`tensor::Error::Shared`] while a tape or a view of the average lives, as one's own state is.
     pub fn restore(&mut self, state: &EmaState) -> Result<()> {
         let what = "averaged parameters";
         ensure_flat(self.average.layout(), what, &state.average)?;
         if let Some(number) = state.average.find(|x| !x.is_finite())? {
             return Err(Error::Unusable { what, number });
+        }
+        if state.updates > MOST_STEPS {
+            return Err(Error::Unusable { what: "updates", number: state.updates as f64 });
         }
         self.average.flat_tensor_mut().overwrite(0, &state.average.to_device(&Device::Cpu)?)?;
         (self.updates, self.prepared) = (state.updates, false);
@@ -256,6 +260,8 @@ mod tests {
             assert!(matches!(ema.restore(&state), Err(Error::Layout { what: "averaged parameters", .. })));
         }
         let mut ema = Ema::new(&own, EmaConfig::default()).unwrap();
+        let endless = EmaState { updates: u64::MAX, average: own.flat().duplicate().unwrap() };
+        assert!(matches!(ema.restore(&endless), Err(Error::Unusable { what: "updates", .. })));
         let state = ema.state();
         assert!(matches!(ema.update(&own), Err(Error::Tensor(tensor::Error::Shared { .. }))));
         drop(state);

@@ -54,9 +54,9 @@ pub struct Cli {
 enum Command {
     /// Trains a model and leaves a run folder with checkpoint, metrics and pictures.
     ///
-    /// Ctrl-C, SIGTERM or SIGHUP stop the run, after the current step at the latest, with a checkpoint from which
-    /// --resume continues. The program then ends by that signal (to a shell: status 130, 143 or 129), so that a script
-    /// or a scheduler sees that it was stopped. Ctrl-C once more ends it at once.
+    /// Ctrl-C, SIGTERM, SIGHUP or SIGUSR1 stop the run, after the current step at the latest, with a checkpoint from
+    /// which --resume continues. The program then ends by that signal (to a shell: status 130, 143, 129 or 138), so
+    /// that a script or a scheduler sees that it was stopped. Ctrl-C once more ends it at once.
     Train(train::Arguments),
     /// Measures a trained model on a data set, by default on the images that training evaluates on.
     Eval(eval::Arguments),

@@ -4,7 +4,7 @@ use super::average::{Average, AverageState};
 use super::checkpoint::{Checkpoint, Progress, tensor_names};
 use super::data_facts::DataFacts;
 use super::failure::lacks_memory;
-use super::recorded::LossAndLogits;
+use super::recorded::Left;
 use super::score::{Score, judge};
 use crate::config::RunConfig;
 use crate::staging::{Numbered, Staged, tensors};
@@ -29,7 +29,7 @@ pub struct Learner {
     pub(super) optimizer: AdamW,
     pub(super) average: Option<Average>,
     /// On a GPU, the staged batch and its recorded step.
-    pub(super) staged: Option<Staged<Vec<LossAndLogits>>>,
+    pub(super) staged: Option<Staged<Vec<Left>>>,
     /// Measures each step, if there is one.
     pub profile: Option<Arc<Profile>>,
     /// For a run that starts from other weights: what of them was not taken over, and how its head was understood.

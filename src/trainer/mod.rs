@@ -244,7 +244,8 @@ impl Trainer {
         self.progress.epoch() >= self.config().epochs
     }
 
-    /// Trains until all epochs are done or `stop` is set, in which case it stops after the current step at the latest.
+    /// Trains until all epochs are done or `stop` is set, in which case it stops after the current step at the latest, or
+    /// after an image that is being decoded.
     /// If `stop` is set from the beginning, it takes one step, or none if only the epoch's test is left.
     pub fn run(&mut self, stop: &AtomicBool) -> Result<Outcome> {
         Arc::clone(&self.pool).install(|| {
@@ -296,16 +297,13 @@ impl Trainer {
         let (epoch, steps) = (self.progress.epoch(), self.train.batches_per_epoch());
         let schedule = self.schedule()?;
         let (mut clock, mut saving) = (Stopwatch::start(), Saving::every(self.config().checkpoint_every));
-        let mut batches = numbered(self.train.epoch(epoch as u64, self.progress.batch));
+        let given_up = if one_step { &AtomicBool::new(false) } else { stop };
+        let mut batches = numbered(self.train.epoch_until(epoch as u64, self.progress.batch, given_up));
         while let Some(batch) = clock.waiting(|| batches.next()) {
-            if stop.load(Ordering::Relaxed) && !one_step {
-                break;
-            }
             let batch = batch?;
             display.skipped_in_training(&batch);
             let step = (epoch * steps + self.progress.batch) as u64;
             let lr = schedule.lr(step);
-            let given_up = if one_step { &AtomicBool::new(false) } else { stop };
             // On a GPU training waits for images here, perhaps while this step is still computed.
             let score = self
                 .learner
@@ -339,10 +337,10 @@ impl Trainer {
         let Self { learner, test, progress, .. } = self;
         let score = learner.with_average(|model| {
             let mut total = Score::default();
-            let complete = score::test(model, test, LOWER_RATE, |batch, verdicts| {
+            let complete = score::test(model, test, stop, LOWER_RATE, |batch, verdicts| {
                 display.skipped(batch);
                 verdicts.into_iter().for_each(|verdict| total.add(verdict.score));
-                Ok(!stop.load(Ordering::Relaxed))
+                Ok(())
             })?;
             Ok(complete.then_some(total))
         });

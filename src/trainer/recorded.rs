@@ -16,8 +16,12 @@ use anyhow::{Context, Error, Result};
 use model::Mode;
 use tensor::Tensor;
 
-/// What the host reads of a micro-batch: its loss and its logits.
-pub(super) type LossAndLogits = [Tensor; 2];
+/// What a micro-batch leaves: for the host, its loss and its logits, and for a replay its draws of random numbers.
+#[derive(Debug)]
+pub(super) struct Left {
+    loss_and_logits: [Tensor; 2],
+    draws: Vec<u64>,
+}
 
 impl Learner {
     /// As [`Learner::train`], on a GPU.
@@ -45,7 +49,7 @@ impl Learner {
 
     fn step<'b>(
         &mut self,
-        staged: &mut Staged<Vec<LossAndLogits>>,
+        staged: &mut Staged<Vec<Left>>,
         given: &Numbered,
         step: u64,
         lr: f64,
@@ -59,16 +63,17 @@ impl Learner {
         self.optimizer.prepare(&self.model.parameters, lr, self.config.max_norm(), average)?;
         let Staged { work, batch } = staged;
         let modes = modes(&self.config, step, batch.parts().len());
-        let streams = |count| -> Vec<_> {
-            let draws = (count / modes.len()) as u64;
-            modes.iter().flat_map(|mode| (0..draws).filter_map(|draw| mode.stream(draw))).collect()
+        let streams = |parts: &Vec<Left>| -> Vec<_> {
+            let of_part =
+                |(left, &mode): (&Left, &Mode)| left.draws.iter().filter_map(|&draw| mode.stream(draw)).collect();
+            parts.iter().zip(&modes).flat_map(|part| -> Vec<_> { of_part(part) }).collect()
         };
         // A profile measures each operation, so a profiled step is not recorded.
         let (device, may_record) = (self.device.clone(), self.profile.is_none());
         let results = work.run(&device, may_record, streams, || self.run(batch.parts(), &modes))?;
         // While the GPU works.
         batch.send(next)?;
-        let results = Tensor::all_to_cpu(results.iter().flatten())?;
+        let results = Tensor::all_to_cpu(results.iter().flat_map(|part| &part.loss_and_logits))?;
         let mut score = Score::default();
         for (part, (result, tensors)) in results.chunks_exact(2).zip(batch.parts()).enumerate() {
             self.model.count_batch();
@@ -83,16 +88,19 @@ impl Learner {
     }
 
     /// All that the GPU does in a step: nothing here waits for it.
-    fn run(&mut self, parts: &[[Tensor; 2]], modes: &[Mode]) -> Result<Vec<LossAndLogits>> {
+    fn run(&mut self, parts: &[[Tensor; 2]], modes: &[Mode]) -> Result<Vec<Left>> {
         self.gradients.begin_step();
         let mut results = vec![];
         let whole = parts.iter().map(|[_, targets]| targets.shape()[0]).sum();
         for (given, &mode) in parts.iter().zip(modes) {
+            let mut loss_and_logits = None;
             let trace = self.pass(given, mode, whole, |_, left| {
-                results.push(left.map(Tensor::clone));
+                loss_and_logits = Some(left.map(Tensor::clone));
                 Ok(())
             })?;
             self.model.move_statistics(&trace)?;
+            let loss_and_logits = loss_and_logits.context("a pass has no loss")?;
+            results.push(Left { loss_and_logits, draws: trace.draws });
         }
         let average = self.average.as_mut().map(Average::of_parameters);
         self.optimizer.clip_and_step(&mut self.model.parameters, &mut self.gradients, average)?;

@@ -8,6 +8,7 @@ use autograd::Tape;
 use data::Loader;
 use model::{BiFormer, Mode};
 use serde::{Deserialize, Serialize};
+use std::sync::atomic::AtomicBool;
 use tensor::{DType, Device, Tensor};
 
 /// How well a number of images were classified.
@@ -63,27 +64,27 @@ pub struct Verdict {
     pub score: Score,
 }
 
-/// Tests a model on all images of a loader: `each` gets every batch with the model's verdicts, and says whether to go on.
-/// Returns whether all batches have been tested. Errors: those of the loader, and of `each`; a loss that is not finite, whose
-/// message begins with `way_out`.
+/// Tests a model on all images of a loader, or until `stop` is set: `each` gets every batch with the model's verdicts.
+/// Returns whether all batches have been tested. Errors: those of the loader, and of `each`; a loss that is not finite,
+/// whose message begins with `way_out`.
 pub fn test(
     model: &BiFormer,
     loader: &Loader,
+    stop: &AtomicBool,
     way_out: &str,
-    mut each: impl FnMut(&Numbered, Vec<Verdict>) -> Result<bool>,
+    mut each: impl FnMut(&Numbered, Vec<Verdict>) -> Result<()>,
 ) -> Result<bool> {
-    let mut inference = Inference::new(model, loader.batches_per_epoch());
-    let mut batches = numbered(loader.epoch(0, 0));
+    let (all, mut tested) = (loader.batches_per_epoch(), 0);
+    let mut inference = Inference::new(model, all);
+    let mut batches = numbered(loader.epoch_until(0, 0, stop));
     while let Some(batch) = batches.next() {
         let batch = batch?;
         let verdicts = evaluate(&mut inference, &batch, way_out, || batches.peek()?.as_ref().ok())?;
-        let goes_on = each(&batch, verdicts)?;
+        each(&batch, verdicts)?;
         loader.recycle(batch.into_batch());
-        if !goes_on && batches.peek().is_some() {
-            return Ok(false);
-        }
+        tested += 1;
     }
-    Ok(true)
+    Ok(tested == all)
 }
 
 /// A model's verdicts on those images of a batch that count. `next` returns the batch that is evaluated after this one,

@@ -1,5 +1,21 @@
 //! Tensors: the ground floor. Nothing here knows of gradients.
 //!
+//! A [`Tensor`] is a shape and strides over a shared buffer, of a [`DType`], on a [`Device`]; an [`Error`] says what
+//! does not fit.
+//!
+//! ```
+//! use tensor::{Error, Tensor};
+//! # fn main() -> tensor::Result<()> {
+//! let mut x = Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0], [2, 3])?;
+//! let column = x.slice(1, 2..3)?; // the same memory
+//! assert_eq!(column.to_vec::<f32>()?, [3.0, 6.0]);
+//! assert!(matches!(x.as_mut_slice::<f32>("example"), Err(Error::Shared { .. })));
+//! drop(column);
+//! x.as_mut_slice::<f32>("example")?[0] = 9.0;
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! | file | what it holds |
 //! |---|---|
 //! | `tensor/` | [`Tensor`]: shape and strides over a shared buffer; views that never copy; devices |

@@ -62,7 +62,7 @@ pub fn command(arguments: &[&str]) -> Command {
         use std::os::unix::process::CommandExt;
         // Tests that a script started in the background have Ctrl-C ignored, those that `nohup` started SIGHUP, and
         // with them what they start.
-        let signals = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
+        let signals = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGUSR1];
         // SAFETY: `signal` may be called there.
         unsafe { command.pre_exec(move || Ok(signals.iter().for_each(|&it| _ = libc::signal(it, libc::SIG_DFL)))) };
     }

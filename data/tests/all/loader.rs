@@ -1,7 +1,7 @@
 //! What a batch holds depends on the seed, the epoch and the data; not on threads, nor on where an epoch began.
 
 use std::collections::BTreeSet;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
@@ -235,6 +235,32 @@ fn stopping_early_neither_hangs_nor_works_on() {
     let asked = faulty.asked.load(Ordering::Relaxed);
     std::thread::sleep(Duration::from_millis(20));
     assert_eq!(faulty.asked.load(Ordering::Relaxed), asked, "a thread is still at work");
+}
+
+/// Also while it waits for a batch that would take ten seconds.
+#[test]
+fn an_epoch_ends_when_it_is_asked_to() {
+    let faulty = Arc::new(Faulty { delay: Duration::from_millis(2), ..Faulty::new(20_000, |_| false) });
+    let transform = Transform::eval(1, PLAIN).unwrap();
+    let config = |batch_size| LoaderConfig { workers: 4, ..LoaderConfig::eval(batch_size, transform.clone()) };
+    let loader = |batch_size| Loader::new(Arc::clone(&faulty) as _, config(batch_size)).unwrap();
+    let (few, huge, stop) = (loader(2), loader(20_000), AtomicBool::new(false));
+    let mut batches = few.epoch_until(0, 0, &stop);
+    assert_eq!(batches.next().unwrap().unwrap().samples, [0, 1]);
+    std::thread::scope(|scope| {
+        let mut waiting = huge.epoch_until(0, 0, &stop);
+        let asked = Instant::now();
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(100));
+            stop.store(true, Ordering::Relaxed);
+        });
+        assert!(waiting.next().is_none() && waiting.next().is_none());
+        drop(waiting);
+        assert!(asked.elapsed() < Duration::from_secs(5));
+    });
+    assert!(batches.next().is_none());
+    assert!(few.epoch_until(0, 0, &stop).next().is_none());
+    assert!(few.epoch(0, 0).next().unwrap().is_ok());
 }
 
 #[test]

@@ -182,6 +182,16 @@ mod tests {
         assert!(refused.contains("a big-endian machine wrote it"), "{refused}");
     }
 
+    #[test]
+    fn short_integers_are_index_tensors() {
+        for (storage, element) in [("ByteStorage", 1), ("CharStorage", 1), ("ShortStorage", 257)] {
+            let tensor = format!("ctorch._utils\n_rebuild_tensor_v2\n((X\x07\0\0\0storagectorch\n{storage}\n");
+            let rest = b"X\x01\0\0\x000X\x03\0\0\0cpuK\x02tQK\0(K\x02t(K\x01ttRs.";
+            let file = assembled(&[b"\x80\x02}X\x01\0\0\0w", tensor.as_bytes(), rest].concat()).unwrap();
+            assert_eq!(file.tensors["w"].to_vec::<u32>().unwrap(), [element; 2], "{storage}");
+        }
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig { cases: 5000, failure_persistence: None, ..ProptestConfig::default() })]
 

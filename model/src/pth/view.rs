@@ -5,6 +5,7 @@ use super::{Problem, Result};
 use crate::elements::read_from;
 use safetensors::tensor::Dtype;
 use tensor::Tensor;
+use tensor::memory::reserve;
 
 /// The most axes of a tensor that is read: no layer has more.
 const MAX_AXES: usize = 8;
@@ -89,6 +90,9 @@ impl<'v> View<'v> {
             "HalfStorage" => (Dtype::F16, 2),
             "LongStorage" => (Dtype::I64, 8),
             "IntStorage" => (Dtype::I32, 4),
+            "ShortStorage" => (Dtype::I16, 2),
+            "CharStorage" => (Dtype::I8, 1),
+            "ByteStorage" => (Dtype::U8, 1),
             other => {
                 return Err(Problem::Unfit(format!(
                     "its elements lie in a {other}, which no model uses; leave it out"
@@ -109,19 +113,29 @@ impl<'v> View<'v> {
 
     /// The tensor, from its storage's bytes.
     pub fn tensor(&self, storage: &[u8]) -> Result<Tensor> {
-        let mut bytes = Vec::with_capacity(self.bytes() as usize);
-        if self.bytes() > 0 {
-            let beyond = || "it reaches beyond its storage".to_owned();
-            self.gather(storage, 0, self.offset, &mut bytes).ok_or_else(beyond)?;
-        }
+        let beyond = || "it reaches beyond its storage".to_owned();
+        let mut gathered = vec![];
+        let bytes = match self.run(0) {
+            _ if self.bytes() == 0 => &[],
+            Some(length) => self.part(storage, self.offset, length).ok_or_else(beyond)?,
+            None => {
+                reserve(&mut gathered, self.bytes() as usize).map_err(|error| Problem::Unfit(error.to_string()))?;
+                self.gather(storage, 0, self.offset, &mut gathered).ok_or_else(beyond)?;
+                &gathered
+            }
+        };
         read_from(&mut &bytes[..], self.dtype, &self.shape).map_err(|fault| Problem::Unfit(fault.to_string()))
+    }
+
+    /// The bytes of `length` elements from `at` on.
+    fn part<'s>(&self, storage: &'s [u8], at: usize, length: usize) -> Option<&'s [u8]> {
+        storage.get(at.checked_mul(self.size)?..at.checked_add(length)?.checked_mul(self.size)?)
     }
 
     /// Appends the elements of the axes from `axis` on to `bytes`, in order.
     fn gather(&self, storage: &[u8], axis: usize, at: usize, bytes: &mut Vec<u8>) -> Option<()> {
         if let Some(length) = self.run(axis) {
-            let end = at.checked_add(length)?.checked_mul(self.size)?;
-            bytes.extend(storage.get(at * self.size..end)?);
+            bytes.extend(self.part(storage, at, length)?);
             return Some(());
         }
         (0..self.shape[axis]).try_for_each(|index| {

@@ -1,7 +1,7 @@
 //! Freezing parts of a model: they stay as they are, and nothing changes about the gradients of the others.
 
 use autograd::{Gradients, Tape};
-use model::{BiFormer, Error, Mode, Result, preset};
+use model::{BiFormer, Error, Mode, Result, Trace, preset};
 use tensor::rng::Philox;
 use tensor::{DType, Tensor};
 
@@ -117,6 +117,28 @@ fn no_image_skips_a_branch_of_a_frozen_block() -> Result<()> {
     assert_ne!(logits(&model, train)?, logits(&model, Mode::Evaluate)?);
     model.freeze(&["downsample_layers", "stages", "norm"])?;
     assert_eq!(logits(&model, train)?, logits(&model, Mode::Evaluate)?);
+    // A block of which only a part is frozen learns, and so images skip its branches.
+    model.freeze(&["downsample_layers", "stages.0", "stages.1", "stages.2.0.norm1", "norm"])?;
+    assert_ne!(logits(&model, train)?, logits(&model, Mode::Evaluate)?);
+    Ok(())
+}
+
+#[test]
+fn which_images_skip_a_branch_does_not_depend_on_what_is_frozen() -> Result<()> {
+    let config =
+        model::preset("nano")?.config().with_overrides(["depth=1,2,1", "embed_dim=24,48,96", "drop_path=0.5"])?;
+    let mut model = BiFormer::new(&config, 1, DType::F64)?;
+    let images = Tensor::full([16, 32, 32, 3], 0.5);
+    let mut trace = |frozen: &[&str]| -> Result<_> {
+        model.freeze(frozen)?;
+        Ok(model.forward(&Tape::new(), &images, Mode::Train { seed: 1, step: 0 })?.trace)
+    };
+    let (all, others) = (trace(&[])?, trace(&["stages.1.0"])?);
+    // The first block of all skips nothing.
+    assert_eq!((&all.draws[..], &others.draws[..]), (&[0, 1, 2, 3, 4, 5][..], &[2, 3, 4, 5][..]));
+    let rows = |trace: &Trace| trace.routes.iter().map(|routes| routes.indices.shape()[0]).collect::<Vec<_>>();
+    assert_eq!((rows(&all)[2], rows(&others)[1]), (rows(&others)[2], 16));
+    assert!(rows(&all)[1] < 16 && rows(&all)[2] < 16);
     Ok(())
 }
 

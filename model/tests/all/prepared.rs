@@ -60,6 +60,19 @@ fn differences(model: &BiFormer, images: &Tensor) -> Result<Vec<f64>> {
     Ok(differences)
 }
 
+/// With statistics folded into convolutions that are no longer the model's.
+#[test]
+fn what_was_prepared_of_other_statistics_is_refused() -> Result<()> {
+    let mut model = model("nano", MODELS[0].2, DType::F32)?;
+    let images = random([1, 32, 32, 3], 7, -1.0, 1.0).cast(DType::F32)?;
+    let [prepared, factors] = [model.prepared()?, model.factors()?];
+    let mean = &mut model.statistics[0].mean;
+    *mean = mean.duplicate()?;
+    let run = |factors| model.run(&model.pass_with(factors, &Tape::inference(), Mode::Evaluate), &images).map(drop);
+    assert!(matches!(run(prepared), Err(Error::Pass { .. })));
+    run(factors)
+}
+
 #[test]
 fn a_prepared_model_gives_what_the_model_gives() -> Result<()> {
     for (name, size, fields) in MODELS {

@@ -21,6 +21,7 @@ use model::{BiFormer, write_safely};
 use report::{Prediction, Report, Tally, of_images, print};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
 use tensor::DType;
 
 /// The advice for weights whose results are not finite.
@@ -214,7 +215,7 @@ fn measure(arguments: &Arguments) -> Result<(Report, Result<()>)> {
     let (mut tally, mut skipped, mut predictions, mut wrong) = (Tally::new(classes.len()), 0, vec![], vec![]);
     let bar = bar(loader.batches_per_epoch());
     let way_out = format!("{}: {WAY_OUT}", arguments.trained.checkpoint.display());
-    score::test(&model, &loader, &way_out, |batch, verdicts| {
+    score::test(&model, &loader, &AtomicBool::new(false), &way_out, |batch, verdicts| {
         for verdict in &verdicts {
             tally.count(verdict);
             if arguments.predictions.is_some() {
@@ -229,7 +230,7 @@ fn measure(arguments: &Arguments) -> Result<(Report, Result<()>)> {
         skipped += batch.skipped.len();
         bar.inc(1);
         bar.set_message(format!("{} of {} batches", bar.position(), loader.batches_per_epoch()));
-        Ok(true)
+        Ok(())
     })?;
     bar.finish_and_clear();
     let write = || {

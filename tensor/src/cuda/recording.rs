@@ -198,13 +198,13 @@ impl<R> Default for Repeated<R> {
 impl<R> Repeated<R> {
     /// Does the work and returns its result, which the next run overwrites. Nothing is recorded on the CPU, without
     /// `may_record`, or if the variable `BIFORMER_UNRECORDED` is set. `streams` returns the random streams of this run,
-    /// as many as its argument says; only a replay calls it. The second time no other thread may use the device: see
+    /// given the work's result; only a replay calls it. The second time no other thread may use the device: see
     /// [`Gpu::record`]. Errors: those of the work, of [`Gpu::record`] and of [`Recording::replay`].
     pub fn run<E: From<Error>>(
         &mut self,
         device: &Device,
         may_record: bool,
-        streams: impl FnOnce(usize) -> Vec<Philox>,
+        streams: impl FnOnce(&R) -> Vec<Philox>,
         work: impl FnOnce() -> std::result::Result<R, E>,
     ) -> std::result::Result<&R, E> {
         let may_record = may_record && std::env::var_os(UNRECORDED_VARIABLE).is_none();
@@ -219,7 +219,7 @@ impl<R> Repeated<R> {
             }
         };
         let (recording, left) = self.recorded.insert(recorded);
-        recording.replay(&streams(recording.streams().len()))?;
+        recording.replay(&streams(left))?;
         Ok(left)
     }
 }
