@@ -95,3 +95,32 @@ impl<'m> Inference<'m> {
         Ok(values)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use data::Batch;
+    use model::preset;
+    use tensor::DType;
+
+    /// Which an image that is to be classified has not.
+    #[test]
+    fn a_batch_needs_no_labels() -> Result<()> {
+        let config = preset("nano")?.config().with_overrides(["depth=1,1,1", "embed_dim=24,24,24"])?;
+        let model = BiFormer::new(&config, 1, DType::F32)?;
+        let mut inference = Inference::new(&model, 1);
+        let images = |by: f32| (0..2 * 32 * 32 * 3).map(|i| (by * i as f32).sin()).collect::<Vec<_>>();
+        for (by, labels) in [(0.37, vec![]), (0.41, vec![3, 4]), (0.43, vec![]), (0.47, vec![])] {
+            let (tape, shape) = (Tape::inference(), [2, 32, 32, 3]);
+            let expected = model.forward(&tape, &Tensor::from_slice(&images(by), shape)?, Mode::Evaluate)?;
+            let expected = expected.logits()?.value().to_vec::<f32>()?;
+            inference.stage(&Batch { images: images(by), shape, labels, ..Batch::default() }.into())?;
+            let found = inference.pass(|| None)?[0].to_vec::<f32>()?;
+            let near = |(found, expected): (&f32, &f32)| (found - expected).abs() < 1e-4;
+            assert!(found.len() == 20 && found.iter().zip(&expected).all(near), "{found:?} {expected:?}");
+        }
+        let short = Batch { images: images(0.37), shape: [3, 32, 32, 3], ..Batch::default() };
+        assert!(inference.stage(&short.into()).is_err());
+        Ok(())
+    }
+}

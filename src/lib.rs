@@ -73,8 +73,8 @@ pub mod trainer;
 /// What a program that uses this library begins with: `use biformer::prelude::*;`
 pub mod prelude {
     pub use crate::autograd::{Gradients, InputGrads, Parameters, ParametersBuilder, Rule, Tape, Var};
-    pub use crate::model::{BiFormer, Mode, ModelConfig, Pass, TensorFile, preset};
+    pub use crate::model::{BiFormer, Builder, Mode, ModelConfig, Pass, TensorFile, preset};
     pub use crate::ops;
-    pub use crate::optim::{AdamW, AdamWConfig, Schedule};
+    pub use crate::optim::{AdamW, AdamWConfig, Ema, EmaConfig, Schedule, ScheduleRule};
     pub use crate::tensor::{DType, Device, Shape, Tensor};
 }

@@ -61,8 +61,8 @@ pub struct Staging {
     shape: [usize; 4],
     /// Images and targets of each part.
     parts: Vec<[Tensor; 2]>,
-    /// The length of a batch's [`targets`](Batch::targets): 0 unless its images are mixed.
-    targets: usize,
+    /// How many [labels](Batch::labels) and [targets](Batch::targets) a batch has.
+    told: [usize; 2],
     ahead: Option<Prefetch>,
     /// The number of the batch that was sent ahead.
     sent: Option<u64>,
@@ -76,12 +76,12 @@ impl Staging {
             Ok([images.to_device(device)?, targets.to_device(device)?])
         };
         let parts = (0..parts).map(part).collect::<Result<_>>()?;
-        let (shape, targets) = (batch.shape, batch.targets.len());
-        Ok(Self { device: device.clone(), shape, parts, targets, ahead: None, sent: None })
+        let (shape, told) = (batch.shape, told(batch));
+        Ok(Self { device: device.clone(), shape, parts, told, ahead: None, sent: None })
     }
 
     fn fits(&self, batch: &Batch, parts: usize) -> bool {
-        self.shape == batch.shape && self.parts.len() == parts && self.targets == batch.targets.len()
+        self.shape == batch.shape && self.parts.len() == parts && self.told == told(batch) && batch.is_whole()
     }
 
     /// Images and targets of each part, as [`tensors`] gives them.
@@ -159,9 +159,18 @@ impl<R> Staged<R> {
     }
 }
 
+fn told(batch: &Batch) -> [usize; 2] {
+    [batch.labels.len(), batch.targets.len()]
+}
+
 /// Part `part` of `parts` of a batch: images (N, H, W, 3), and their classes (N), or if they are mixed, distributions
-/// over the classes (N, K). Errors: [`tensor::Error::Shape`] if the batch's data do not match its `shape`.
+/// over the classes (N, K); of a batch without labels, no classes (0). Errors: [`tensor::Error::Shape`] if the batch's
+/// data do not match its `shape`.
 pub fn tensors(batch: &Batch, part: usize, parts: usize) -> Result<[Tensor; 2]> {
+    if !batch.is_whole() {
+        let expected = format!("as many images, labels and targets as a batch of {:?} has", batch.shape);
+        return Err(tensor::Error::shape("staging", expected, &[batch.images.len()]).into());
+    }
     let MicroBatch { images, shape, targets } = batch.part(part, parts);
     let targets = match targets {
         Targets::Classes(classes) => Tensor::from_slice(classes, [classes.len()])?,

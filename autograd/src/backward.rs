@@ -58,9 +58,9 @@ impl Tape {
         if tape.replace(self.id()) != Some(self.id()) {
             inputs.clear();
         }
-        let layout = flat.as_ref().map(|flat| Arc::clone(&flat.layout));
+        let (layout, owner) = flat.as_ref().map(|flat| (Arc::clone(&flat.layout), flat.owner)).unzip();
         let parameters = flat.as_mut().map(FlatGradients::split).transpose()?.unwrap_or_default();
-        let mut accumulated = Accumulated { of_nodes: vec![], parameters, layout, owner: None };
+        let mut accumulated = Accumulated { of_nodes: vec![], parameters, layout, owner: owner.flatten() };
         accumulated.of_nodes.resize_with(last + 1, State::default);
         // What earlier passes over this tape have left is added to.
         for (node, earlier) in inputs.extract_if(|&node, _| node <= last) {
@@ -70,14 +70,17 @@ impl Tape {
         let own = Target { node: last, parameter: None, shape: upstream.shape().clone(), dtype: upstream.dtype() };
         InputGrads::new("backward", upstream.device(), smallvec![Some(own)], &mut accumulated).give(0, upstream)?;
         match of_parameters {
-            None | Some(Device::Cpu) => walk(&mut self.nodes_mut(), self.profile(), last, &mut accumulated, inputs),
+            None | Some(Device::Cpu) => walk(&mut self.nodes_mut(), self.profile(), last, &mut accumulated, inputs)?,
             Some(Device::Cuda(gpu)) => {
                 // They may be written aside.
                 let _joining = gpu.joining();
                 let walked = walk(&mut self.nodes_mut(), self.profile(), last, &mut accumulated, inputs);
-                walked.and(gpu.join().map_err(Error::from))
+                walked.and(gpu.join().map_err(Error::from))?;
             }
         }
+        let owner = accumulated.owner;
+        flat.iter_mut().for_each(|flat| flat.owner = owner);
+        Ok(())
     }
 }
 

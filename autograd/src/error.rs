@@ -73,11 +73,12 @@ pub enum Error {
         /// The number of parameters that the gradients are laid out for.
         parameters: usize,
     },
-    /// A value that depends on parameters of two models with the same layout, such as a teacher and its student: their
-    /// gradients would be added up as if they belonged to one model.
+    /// Parameters of two models with the same layout, such as a teacher and its student, in a value, in the backward
+    /// passes of one step, or in an optimiser's step: their gradients would be taken for those of one model.
     #[error(
-        "backward: the value depends on the parameters of two models that are laid out alike; compute one of them on a \
-         tape of its own, and give its values to this one with Tape::constant or Tape::input"
+        "backward: the parameters of two models that are laid out alike; give each model gradients of its own or, where \
+         one depends on the other, compute that on a tape of its own, and give its values to this one with \
+         Tape::constant or Tape::input"
     )]
     TwoModels,
 }

@@ -27,6 +27,8 @@ pub(crate) struct FlatGradients {
     pub values: Tensor,
     /// Which parameters already have a gradient in this step: further ones are accumulated, not stored.
     pub written: Vec<bool>,
+    /// The number of their parameters' owner, once a backward pass has met one in this step.
+    pub owner: Option<u64>,
 }
 
 impl Gradients {
@@ -36,7 +38,7 @@ impl Gradients {
         let layout = Arc::clone(parameters.layout());
         let values = Tensor::zeros_on(&parameters.flat().device(), [layout.len()], layout.dtype())?;
         let written = vec![false; layout.entries.len()];
-        Ok(Self { flat: Some(FlatGradients { layout, values, written }), ..Self::default() })
+        Ok(Self { flat: Some(FlatGradients { layout, values, written, owner: None }), ..Self::default() })
     }
 
     /// How the parameters' gradients are laid out, if there are any.
@@ -51,6 +53,7 @@ impl Gradients {
         self.ended = false;
         if let Some(flat) = &mut self.flat {
             flat.written.fill(false);
+            flat.owner = None;
         }
         self.inputs.clear();
     }
@@ -87,6 +90,14 @@ impl Gradients {
     /// [`tensor::Error::Shared`] while views of them live; [`tensor::Error::DType`]; [`tensor::Error::Device`] on a GPU.
     pub fn flat_mut<T: Element>(&mut self) -> Result<Option<&mut [T]>> {
         Ok(self.flat.as_mut().map(|flat| flat.values.as_mut_slice("gradients")).transpose()?)
+    }
+
+    /// [`Error::TwoModels`] if these are gradients of other parameters than these, even of ones with the same layout.
+    pub fn ensure_of(&self, parameters: &Parameters) -> Result<()> {
+        match self.flat.as_ref().and_then(|flat| flat.owner) {
+            Some(number) if number != parameters.owner().number => Err(Error::TwoModels),
+            _ => Ok(()),
+        }
     }
 
     /// [`Error::Unreached`] when the loss does not depend on some parameter that is not frozen; [`Error::NoBackward`] when

@@ -41,6 +41,27 @@ fn gradients_of_another_model_are_refused() {
     }
 }
 
+/// Laid out alike, they would be added up.
+#[test]
+fn gradients_of_two_models_in_one_step_are_refused() {
+    let (one, p, _) = parameters();
+    let other = one.duplicate().unwrap();
+    let mut gradients = Gradients::new(&one).unwrap();
+    let backward = |parameters: &Parameters, gradients: &mut Gradients| {
+        let tape = Tape::new();
+        let y = times(&tape.constant(vector(&[1.0, 1.0])), &tape.parameter(parameters, p))?;
+        tape.backward_from(&y, vector(&[1.0, 1.0]), gradients)
+    };
+    backward(&one, &mut gradients).unwrap();
+    backward(&one.share(), &mut gradients).unwrap();
+    assert_eq!(of(&gradients, p), [2.0, 2.0]);
+    assert_eq!((gradients.ensure_of(&one), gradients.ensure_of(&other)), (Ok(()), Err(Error::TwoModels)));
+    assert_eq!(backward(&other, &mut gradients), Err(Error::TwoModels));
+    // A new step may be the other's.
+    backward(&other, &mut gradients).unwrap();
+    assert_eq!((gradients.ensure_of(&one), gradients.ensure_of(&other)), (Err(Error::TwoModels), Ok(())));
+}
+
 /// Its values are detached, so that its parameters need no gradients, whatever their layout.
 #[test]
 fn a_teacher_may_stand_beside_its_student_in_pieces() {

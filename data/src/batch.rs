@@ -9,7 +9,7 @@ pub struct Batch {
     pub images: Vec<f32>,
     /// `[N, H, W, 3]`.
     pub shape: [usize; 4],
-    /// The classes, (N), by which answers are scored. Those of mixed images, of which it is that of the larger part, are
+    /// The classes, (N), by which answers are scored; empty where there are none to score. Those of mixed images, of which it is that of the larger part, are
     /// not what a model is to learn: [`part`](Self::part) has that.
     pub labels: Vec<u32>,
     /// The soft targets of mixed images, (N, K): for each a distribution over the classes. Empty if nothing is mixed.
@@ -24,7 +24,7 @@ pub struct Batch {
 impl Batch {
     /// Which slots an evaluation counts, (N): those that hold a sample of their own.
     pub fn counted(&self) -> Vec<bool> {
-        let mut counted = vec![true; self.labels.len()];
+        let mut counted = vec![true; self.shape[0]];
         self.skipped.iter().for_each(|skipped| counted[skipped.slot] = false);
         counted
     }
@@ -32,24 +32,33 @@ impl Batch {
     /// The slots of part `part` of `parts`; if they do not divide evenly, the first parts have one more each. Panics if
     /// `parts` is 0.
     pub fn slots(&self, part: usize, parts: usize) -> Range<usize> {
-        let (each, more) = (self.labels.len() / parts, self.labels.len() % parts);
+        let (each, more) = (self.shape[0] / parts, self.shape[0] % parts);
         let start = |part: usize| part * each + part.min(more);
         start(part)..start(part + 1)
     }
 
     /// Part `part` of `parts`, which goes through a model by itself; the first of one is the whole batch. Panics if
-    /// `parts` is 0, or the batch has no such part.
+    /// `parts` is 0, or the batch has no such part, or it has [fewer images or targets](Self::is_whole) than its shape
+    /// says.
     pub fn part(&self, part: usize, parts: usize) -> MicroBatch<'_> {
-        let (slots, [_, height, width, channels]) = (self.slots(part, parts), self.shape);
-        let row = |all: &[f32]| all.len() / self.labels.len().max(1);
+        let (slots, [count, height, width, channels]) = (self.slots(part, parts), self.shape);
         let of = |row: usize| slots.start * row..slots.end * row;
-        let classes = row(&self.targets);
+        let classes = self.targets.len() / count.max(1);
         let targets = match self.targets.is_empty() {
+            true if self.labels.is_empty() => Targets::Classes(&[]),
             true => Targets::Classes(&self.labels[slots.clone()]),
             false => Targets::Distributions(&self.targets[of(classes)], [slots.len(), classes]),
         };
-        let images = &self.images[of(row(&self.images))];
+        let images = &self.images[of(height * width * channels)];
         MicroBatch { images, shape: [slots.len(), height, width, channels], targets }
+    }
+
+    /// Whether there are as many images, labels (if any) and targets (if any) as the shape says.
+    pub fn is_whole(&self) -> bool {
+        let [count, height, width, channels] = self.shape;
+        self.images.len() == count * height * width * channels
+            && (self.labels.is_empty() || self.labels.len() == count)
+            && self.targets.len().is_multiple_of(count.max(1))
     }
 
     /// The floats of the image in a slot, (H, W, 3). Panics when there is no such slot.

@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use crate::picture::decode;
+use crate::picture::decode_image;
 use crate::{Error, InMemory, Result, Split, Statistics};
 
 /// The name by which [`open`](crate::open) knows this data set.
@@ -29,7 +29,7 @@ pub fn open(split: Split) -> Result<InMemory> {
         Split::Val | Split::All => return Err(Error::no_split(Path::new(SOURCE), split)),
         Split::Test => (asset!("test.png"), asset!("test.labels.txt"), "embedded test.png"),
     };
-    let sheet = decode(sheet, Path::new(file))?;
+    let sheet = decode_image(sheet, Path::new(file))?;
     let tiles = (sheet.height() / SIDE) * (sheet.width() / SIDE);
     if tiles != labels.len() {
         let (expected, got) = (format!("{} images", labels.len()), format!("{tiles}"));

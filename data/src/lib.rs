@@ -83,7 +83,7 @@ pub use imagenet::imagenet_classes;
 pub use in_memory::InMemory;
 pub use listing::{OF_A_RUN, extensions, pictures_below};
 pub use loader::{Batches, Loader, LoaderConfig};
-pub use picture::{Image, load_image, size_of_image};
+pub use picture::{Image, decode_image, load_image, size_of_image};
 pub use resample::Filter;
 pub use shrink::shrunk;
 pub use transform::Transform;

@@ -114,7 +114,7 @@ impl std::fmt::Debug for Image {
 /// for a JPEG or WebP that ends early, and for an animation), each with the path.
 pub fn load_image(path: impl AsRef<Path>) -> Result<Image> {
     let path = path.as_ref();
-    decode(&read_file(path, MAX_FILE, "an image file")?, path)
+    decode_image(&read_file(path, MAX_FILE, "an image file")?, path)
 }
 
 /// The height and width of an image file as it is stored, before it is turned upright, read from its first bytes; none
@@ -166,8 +166,9 @@ pub(crate) fn read_file(path: &Path, limit: u64, looked_for: &str) -> Result<Vec
     if bytes.len() as u64 > limit { Err(too_long(bytes.len() as u64)) } else { Ok(bytes) }
 }
 
-/// Decodes the bytes of an image file; `path` only names them in errors.
-pub(crate) fn decode(bytes: &[u8], path: &Path) -> Result<Image> {
+/// Decodes the bytes of an image file, such as one that was sent, as [`load_image`] does; `path` only names them in
+/// errors. Errors: [`Error::Undecodable`]; [`Error::Io`] where there is too little memory.
+pub fn decode_image(bytes: &[u8], path: &Path) -> Result<Image> {
     // The decoders are third-party code: a panic over an unforeseen file must not end a run.
     let rgb = panic::catch_unwind(|| pixels(bytes))
         .unwrap_or_else(|_| Err(Refusal::Undecodable("the decoder broke down over it".to_owned())));

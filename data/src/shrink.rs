@@ -6,7 +6,7 @@ use std::path::Path;
 use image::codecs::{jpeg::JpegEncoder, png::PngEncoder, webp::WebPEncoder};
 use image::{ExtendedColorType, ImageEncoder, ImageFormat};
 
-use crate::picture::{MAX_FILE, decode, read_file};
+use crate::picture::{MAX_FILE, decode_image, read_file};
 use crate::resample::{Filter, Window, resize};
 use crate::{Error, Result};
 
@@ -28,7 +28,7 @@ pub fn shrunk(path: &Path, side: usize) -> Result<Vec<u8>> {
         return Err(Error::setting("side", "0 is no size"));
     }
     let bytes = read_file(path, MAX_FILE, "an image file")?;
-    let image = decode(&bytes, path)?;
+    let image = decode_image(&bytes, path)?;
     let (height, width) = (image.height(), image.width());
     let shorter = height.min(width);
     if shorter <= side {

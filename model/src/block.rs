@@ -23,9 +23,11 @@ pub struct Block {
 }
 
 impl Block {
-    /// A block of a stage, under `name` in the state_dict. Panics as [`Attention::new`] does.
+    /// A block of a stage, under `name` in the state_dict. Panics as [`Attention::new`] does, and unless `drop_path` is
+    /// in [0, 1).
     pub fn new(builder: &mut Builder, name: &str, config: &ModelConfig, stage: usize, drop_path: f64) -> Self {
         config.assert_stage(stage);
+        assert!((0.0..1.0).contains(&drop_path), "drop_path is {drop_path}, expected a number in [0, 1)");
         let dim = config.embed_dim[stage];
         let gamma = |builder: &mut Builder, index: usize| {
             builder.parameter(format!("{name}.gamma{index}"), [dim], Init::Constant(config.layer_scale))

@@ -237,13 +237,7 @@ impl ModelConfig {
                 "true, but the biformer_stl_nchw family routes hard only; use biformer_stl, or set it to false";
             return wrong("soft_routing", message);
         }
-        for (field, len) in [("embed_dim", self.embed_dim.len()), ("topks", self.topks.len())] {
-            if len != stages {
-                return wrong(field, format!("{len} values for the {stages} stages of depth {:?}", self.depth));
-            }
-        }
-        self.n_win.ensure_fits("n_win", stages)?;
-        self.mlp_ratio.ensure_fits("mlp_ratio", stages)?;
+        self.check_lists()?;
         if !(1..=MAX_CLASSES).contains(&self.num_classes) {
             return wrong("num_classes", format!("{} classes, expected 1 to {MAX_CLASSES}", self.num_classes));
         }
@@ -289,9 +283,22 @@ impl ModelConfig {
         blocks.chain(mergings).sum::<f64>() + 5.0 * dims[0].powi(2) + dims[dims.len() - 1] * self.num_classes as f64
     }
 
+    /// Checks that each list has a value for each stage.
+    fn check_lists(&self) -> Result<()> {
+        let stages = self.stages();
+        for (field, len) in [("embed_dim", self.embed_dim.len()), ("topks", self.topks.len())] {
+            if len != stages {
+                return wrong(field, format!("{len} values for the {stages} stages of depth {:?}", self.depth));
+            }
+        }
+        self.n_win.ensure_fits("n_win", stages)?;
+        self.mlp_ratio.ensure_fits("mlp_ratio", stages)
+    }
+
     /// Panics unless there is such a stage, and it is valid.
     pub(crate) fn assert_stage(&self, stage: usize) {
         assert!(stage < self.stages(), "there is no stage {stage}: the model has {}, counted from 0", self.stages());
+        self.check_lists().unwrap_or_else(|error| panic!("{error}"));
         self.check_stage(stage).unwrap_or_else(|error| panic!("{error}"));
     }
 

@@ -185,7 +185,8 @@ impl<'t> Pass<'t> {
 
     /// Records in the trace how much the token at a point of each image attends to each token, in each attention. The
     /// point is given as parts of the image's height and width, from 0 to 1 (outside, the nearest counts). With soft
-    /// routing the weights include the regions' shares, so that they need not sum to 1.
+    /// routing the weights include the regions' shares, and where a map is padded, what goes to padding is left out: so
+    /// they need not sum to 1.
     pub fn attention_from(self, point: [f64; 2]) -> Self {
         self.with(|given| given.attention_from = Some(point))
     }

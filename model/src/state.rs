@@ -7,7 +7,7 @@ use std::collections::HashSet;
 use std::fmt;
 use std::iter::{repeat, repeat_with};
 use tensor::rng::{Philox, Sequence};
-use tensor::{DType, Shape, Tensor};
+use tensor::{DType, Device, Shape, Tensor};
 
 /// Running statistics of one BatchNorm: what evaluation normalises by.
 #[derive(Clone, Debug)]
@@ -38,7 +38,7 @@ impl RunningStatistics {
     /// towards those of a training step's batches, and counts these. A [`BiFormer`](crate::BiFormer) does so by
     /// [`update_statistics`](crate::BiFormer::update_statistics).
     ///
-    /// Errors: [`Error::Pass`] if the trace does not fit them; [`tensor::Error::Shared`] as long as there is a pass with
+    /// Errors: [`Error::Pass`] if the trace does not fit them, or on a CPU is not finite; [`tensor::Error::Shared`] as long as there is a pass with
     /// them, or a tape that has read them; [`tensor::Error::DType`], [`tensor::Error::Device`]. After each of these they
     /// are as they were.
     pub fn update(all: &mut [RunningStatistics], trace: &Trace) -> Result<()> {
@@ -80,6 +80,10 @@ impl RunningStatistics {
                     return Err(tensor::Error::Device { op, expected, actual }.into());
                 }
                 running.ensure_unique(op)?;
+                // A GPU would have to be waited for: there, a step that is not finite ends the run.
+                if batch.device() == Device::Cpu && batch.find(|number| !number.is_finite())?.is_some() {
+                    return Err(Error::Pass { reason: "its batch statistics are not finite" });
+                }
             }
         }
         Ok(())

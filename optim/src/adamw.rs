@@ -235,6 +235,7 @@ impl AdamW {
         ensure_layout(&self.layout, "parameters", parameters.layout())?;
         ensure_flat(&self.layout, "parameters", parameters.flat())?;
         ensure_layout(&self.layout, "gradients", gradients.layout().ok_or(Error::NoParameters)?)?;
+        gradients.ensure_of(parameters)?;
         gradients.require_all()?;
         gradients.flat().ok_or(Error::NoParameters)
     }

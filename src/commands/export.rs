@@ -3,10 +3,12 @@
 use super::Status;
 use super::options::Threads;
 use super::output::{EXPORT, Kind, ensure_output, sign};
+use crate::printing::tell;
 use crate::trainer::stored::Stored;
 use anyhow::{Result, bail};
 use clap::Args;
-use model::TensorFile;
+use model::{Family, ModelConfig, TensorFile};
+use std::io;
 use std::path::PathBuf;
 
 #[derive(Debug, Args)]
@@ -38,7 +40,9 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
                 if arguments.unaveraged && !described.drop_average() {
                     bail!("{UNAVERAGED}");
                 }
-                described.into_model()?.export()?
+                let trained = described.into_model()?;
+                note_unpublished(trained.model.config());
+                trained.export()?
             }
             Stored::Alone(_) if arguments.unaveraged => bail!("{UNAVERAGED}"),
             Stored::Alone(file) => TensorFile { metadata: Default::default(), ..file },
@@ -49,4 +53,16 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
         say!("{}: {} tensors of {numbers} numbers", arguments.output.display(), weights.tensors.len());
         Ok(Status::Done)
     })
+}
+
+/// The published code would take the weights of some models without an error, and compute something else with them.
+fn note_unpublished(config: &ModelConfig) {
+    let fixed = (config.stages(), config.stem_strides, config.full_attention_heads) == (4, [2, 2], 8);
+    if config.family == Family::Biformer && !fixed {
+        tell!(
+            io::stderr(),
+            "note: the published code has four stages, strides of 2 and 2 in the stem, and 8 heads in the last stage, so it \
+             cannot use these weights; benches/peers/biformer_torch.py has this model in PyTorch"
+        );
+    }
 }

@@ -32,7 +32,8 @@ pub struct Arguments {
     #[command(flatten)]
     trained: Trained,
     /// Pictures (PNG, JPEG, WebP, BMP, TIFF, PNM) of any size, or folders, searched with their subfolders. The model
-    /// sees the central square of each, as in a test: 7/8 of the shorter side, unless the run says otherwise.
+    /// sees the central square of each, as in a test: 7/8 of the shorter side, or all of a tiny picture, unless the run
+    /// says otherwise.
     #[arg(value_name = "IMAGE|DIR", required = true)]
     images: Vec<PathBuf>,
     /// A text file with the classes' names, one in each line and in their order, to be printed in place of those that
@@ -50,11 +51,12 @@ pub struct Arguments {
     /// from 0.
     #[arg(long, value_name = "BLOCKS", requires = "attention", value_delimiter = ',')]
     blocks: Vec<String>,
-    /// How many of a picture's likeliest classes are printed; with 1 there is one line for each picture.
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = whole(1..=1000_u16))]
-    top: u16,
-    /// Prints a JSON list: for each picture its path, and the probability of every class, likeliest first; or the error
-    /// that kept it from being read.
+    /// How many of a picture's likeliest classes are printed: by default 5, with --json all. With 1 there is one line for
+    /// each picture.
+    #[arg(long, value_name = "N", value_parser = whole(1..=1000_u16))]
+    top: Option<u16>,
+    /// Prints a JSON list: for each picture its path, and the probability of every class (or of --top of them), likeliest
+    /// first; or the error that kept it from being read.
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -90,7 +92,7 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
         ensure_blocks(&arguments.blocks, &model)?;
         let of_file = |file| AttentionMaps::new(file, arguments.at, &arguments.blocks);
         let mut maps = arguments.attention.as_deref().map(of_file);
-        let mut listed = Listed { json: arguments.json, top: arguments.top.into(), any: false, status: Status::Done };
+        let mut listed = Listed::new(arguments);
         for (folder, error) in without {
             let outcome = listed.skip(&error);
             listed.print(&Prediction { path: folder.to_string_lossy(), outcome })?;
@@ -111,7 +113,11 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
                 let mut probabilities = probabilities.chunks(classes.len());
                 for (path, loaded) in paths.iter().zip(loaded) {
                     let outcome = match loaded {
-                        Ok(_) => Outcome::Classes(by_probability(&classes, probabilities.next().unwrap_or_default())),
+                        Ok(_) => Outcome::Classes(by_probability(
+                            &classes,
+                            probabilities.next().unwrap_or_default(),
+                            listed.top,
+                        )),
                         // The other pictures are not affected.
                         Err(error) => listed.skip(&error.into()),
                     };
@@ -175,18 +181,19 @@ fn open(arguments: &Arguments) -> Result<Opened> {
     Ok(Opened { pictures, without, model, classes: data.classes, size, at_once, transform })
 }
 
-/// The classes of a picture, likeliest first.
-fn by_probability<'a>(classes: &'a [String], probabilities: &[f64]) -> Vec<Class<'a>> {
+/// The likeliest classes of a picture, in order.
+fn by_probability<'a>(classes: &'a [String], probabilities: &[f64], top: usize) -> Vec<Class<'a>> {
     let classes = classes.iter().zip(probabilities);
     let mut classes: Vec<Class> = classes.map(|(name, &probability)| Class { name, probability }).collect();
     classes.sort_by(|a, b| b.probability.total_cmp(&a.probability));
+    classes.truncate(top);
     classes
 }
 
 /// Prints pictures as soon as they are classified: their likeliest classes, or the entries of a JSON list.
 struct Listed {
     json: bool,
-    /// How many classes are printed for each picture, if the output is not JSON.
+    /// How many classes are printed for each picture.
     top: usize,
     /// Whether the list has begun.
     any: bool,
@@ -195,6 +202,12 @@ struct Listed {
 }
 
 impl Listed {
+    fn new(arguments: &Arguments) -> Self {
+        let default = if arguments.json { usize::MAX } else { 5 };
+        let (json, top) = (arguments.json, arguments.top.map_or(default, usize::from));
+        Self { json, top, any: false, status: Status::Done }
+    }
+
     /// Reports a picture that is skipped.
     fn skip(&mut self, error: &Error) -> Outcome<'static> {
         print_error(error);
@@ -214,7 +227,7 @@ impl Listed {
         let path = printable(&prediction.path);
         let line =
             |Class { name, probability }: &Class<'_>| format!("{:>5.1}%  {}", 100.0 * probability, printable(name));
-        match &classes[..self.top.min(classes.len())] {
+        match &classes[..] {
             [class] if self.top == 1 => say!("{}  {path}", line(class)),
             classes => {
                 say!("{path}");

@@ -42,7 +42,8 @@ const CHANGEABLE: [&str; 9] =
 pub struct RunConfig {
     /// The model that `architecture` starts from.
     pub model: String,
-    /// `embedded`, or the folder of a data set, of which a run keeps the absolute path.
+    /// `embedded`, or the folder of a data set, relative to the folder that the program is started in; a run keeps its
+    /// absolute path.
     pub data: String,
     /// Weights to start from: a run folder, its checkpoint, what `export` wrote, or another state_dict, in a
     /// safetensors or `.pth` file, of which a run keeps the absolute path; empty to start from random ones. If the run

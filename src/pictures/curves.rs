@@ -266,6 +266,7 @@ mod tests {
                 test_loss: loss + 0.4,
                 test_accuracy: 0.7 * accuracy,
                 test_top5: 1.0,
+                test_macro_accuracy: None,
             }
         };
         (1..=count).map(epoch).collect()

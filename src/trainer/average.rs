@@ -10,7 +10,7 @@ use model::{BiFormer, RunningStatistics};
 use optim::{Ema, EmaConfig, EmaState};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use tensor::Tensor;
+use tensor::{DType, Tensor};
 
 /// The exponential moving average (EMA) of a model.
 pub struct Average {
@@ -37,8 +37,9 @@ impl fmt::Debug for Average {
 }
 
 impl Average {
-    /// An average that starts at this model. Errors: those of [`Ema::new`], and of the device.
+    /// An average that starts at this model, in f32. Errors: those of [`Ema::new`], and of the device; a model in f64.
     pub fn new(model: &BiFormer, config: EmaConfig) -> Result<Self> {
+        model.parameters.flat().ensure_dtype("average", DType::F32)?;
         let parameters = Ema::new(&model.parameters, config)?;
         let statistics = tensors(&model.statistics).map(Tensor::duplicate).collect::<tensor::Result<_>>()?;
         Ok(Self { parameters, statistics })
@@ -66,8 +67,11 @@ impl Average {
     }
 
     /// Runs `work` on the model with the averages in place of its own values. Afterwards the model has its own values
-    /// again, even if `work` returns an error, or panics.
+    /// again, even if `work` returns an error, or panics. Errors: those of `work`; another model.
     pub fn lend<R>(&self, model: &mut BiFormer, work: impl FnOnce(&BiFormer) -> Result<R>) -> Result<R> {
+        if self.parameters.average().layout() != model.parameters.layout() {
+            bail!("this is the average of a model with other parameters");
+        }
         let parameters = self.parameters.average().share();
         let mut statistics = model.statistics.clone();
         let mut averages = self.statistics.iter().cloned();
@@ -181,6 +185,9 @@ mod tests {
         let panics = || average.lend(&mut model, |_| -> Result<()> { resume_unwind(Box::new("a panic")) });
         assert!(catch_unwind(AssertUnwindSafe(panics)).is_err());
         assert_eq!(numbers(&model)?, [4.0, 4.0, 5.0]);
+        let mut other = BiFormer::blank(&config.with_overrides(["depth=1,1,2"])?, DType::F32)?;
+        assert!(average.lend(&mut other, numbers).is_err());
+        assert!(Average::new(&BiFormer::blank(&config, DType::F64)?, EmaConfig::default()).is_err());
         let AverageState { parameters, statistics, .. } = average.state()?;
         adopt(&mut model, &parameters, &statistics)?;
         assert_eq!(numbers(&model)?, [1.0, 1.0, 2.0]);

@@ -65,7 +65,9 @@ impl Progress {
         if let Some((number, line)) = (1..).zip(&progress.epochs).find(|(number, line)| *number != line.epoch) {
             bail!("epoch {} stands where epoch {number} should", line.epoch);
         }
-        let shares = |line: &EpochMetrics| [line.train_accuracy, line.test_accuracy, line.test_top5];
+        let shares = |line: &EpochMetrics| {
+            [line.train_accuracy, line.test_accuracy, line.test_top5, line.test_macro_accuracy.unwrap_or_default()]
+        };
         if let Some(share) = progress.epochs.iter().flat_map(shares).find(|share| !(0.0..=1.0).contains(share)) {
             bail!("an accuracy is {share}, not 0 to 1");
         }

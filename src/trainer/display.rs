@@ -310,12 +310,12 @@ fn clock(seconds: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trainer::score::Score;
+    use crate::trainer::score::{Score, Tested};
 
     #[test]
     fn the_time_left_has_that_of_the_tests() {
         let score = Score { images: 50, ..Score::default() };
-        let epochs = vec![EpochMetrics::new(1, 1e-3, score, score)];
+        let epochs = vec![EpochMetrics::new(1, 1e-3, score, &Tested::new(0))];
         let progress = Progress { epochs, batch: 5, score, ..Progress::default() };
         // 15 steps of 10 images, and two tests.
         assert_eq!(seconds_left(&progress, [3, 10], 50.0, Duration::from_secs(7)), 3.0 + 14.0);
@@ -324,7 +324,7 @@ mod tests {
     #[test]
     fn eighty_columns_show_speed_and_time_left() {
         let score = Score { loss: 6907.8, right: 1000, right_in_five: 1000, images: 1000 };
-        let epochs = (1..299).map(|epoch| EpochMetrics::new(epoch, 1e-3, score, score)).collect();
+        let epochs = (1..299).map(|epoch| EpochMetrics::new(epoch, 1e-3, score, &Tested::new(0))).collect();
         let progress = Progress { epochs, score, ..Progress::default() };
         let shown = message(&progress, 300, 45_000.0, 1234.5);
         assert!(shown.len() <= 80 - "██████████ ".chars().count(), "{shown}");

@@ -1,6 +1,6 @@
 //! What is measured of an epoch: the lines of a run folder's metrics, and of its timings.
 
-use super::score::Score;
+use super::score::{Score, Tested};
 use super::stopwatch::Lap;
 use crate::device::DeviceName;
 use serde::{Deserialize, Serialize};
@@ -24,19 +24,24 @@ pub struct EpochMetrics {
     pub test_accuracy: f64,
     /// The share of test images whose class is among the five likeliest.
     pub test_top5: f64,
+    /// The mean of the classes' accuracies, which counts rare classes as much as others. None in a run that was begun
+    /// before it was measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub test_macro_accuracy: Option<f64>,
 }
 
 impl EpochMetrics {
-    /// The metrics of two scores.
-    pub fn new(epoch: usize, learning_rate: f64, train: Score, test: Score) -> Self {
+    /// The metrics of a training score and a test.
+    pub fn new(epoch: usize, learning_rate: f64, train: Score, test: &Tested) -> Self {
         Self {
             epoch,
             learning_rate,
             train_loss: train.mean_loss(),
             train_accuracy: train.accuracy(),
-            test_loss: test.mean_loss(),
-            test_accuracy: test.accuracy(),
-            test_top5: test.top5(),
+            test_loss: test.all.mean_loss(),
+            test_accuracy: test.all.accuracy(),
+            test_top5: test.all.top5(),
+            test_macro_accuracy: Some(test.macro_accuracy()),
         }
     }
 
@@ -93,9 +98,12 @@ mod tests {
     #[test]
     fn the_best_has_most_right_then_the_lower_loss_then_came_first() {
         let best = |epochs: [(u64, f64); 2]| {
-            let test = |(right, loss)| Score { loss: 100.0 * loss, right, images: 100, ..Score::default() };
+            let test = |(right, loss)| {
+                let all = Score { loss: 100.0 * loss, right, images: 100, ..Score::default() };
+                Tested { all, ..Tested::new(0) }
+            };
             let epochs =
-                (1..).zip(epochs).map(|(epoch, of)| EpochMetrics::new(epoch, 1e-3, Score::default(), test(of)));
+                (1..).zip(epochs).map(|(epoch, of)| EpochMetrics::new(epoch, 1e-3, Score::default(), &test(of)));
             EpochMetrics::last_and_best(&epochs.collect::<Vec<_>>()).unwrap()[1].epoch
         };
         assert_eq!([best([(50, 1.0), (50, 1.2)]), best([(50, 1.2), (50, 1.0)])], [1, 2]);

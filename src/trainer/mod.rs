@@ -60,7 +60,7 @@ use metrics::{EpochMetrics, Timing};
 use optim::Schedule;
 use rayon::ThreadPool;
 use saving::Saving;
-use score::Score;
+use score::{Score, Tested};
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
@@ -272,7 +272,7 @@ impl Trainer {
             };
             let epoch = self.progress.epoch() + 1;
             let last_step = (epoch * self.train.batches_per_epoch()).saturating_sub(1) as u64;
-            let metrics = EpochMetrics::new(epoch, self.schedule()?.lr(last_step), self.progress.score, test);
+            let metrics = EpochMetrics::new(epoch, self.schedule()?.lr(last_step), self.progress.score, &test);
             self.progress.epochs.push(metrics);
             self.progress.batch = 0;
             self.progress.score = Score::default();
@@ -333,13 +333,13 @@ impl Trainer {
     }
 
     /// The score on the test images, or nothing when `stop` was set before it was complete.
-    fn evaluate(&mut self, stop: &AtomicBool, display: &mut Display) -> Result<Option<Score>> {
+    fn evaluate(&mut self, stop: &AtomicBool, display: &mut Display) -> Result<Option<Tested>> {
         let Self { learner, test, progress, .. } = self;
         let score = learner.with_average(|model| {
-            let mut total = Score::default();
-            let complete = score::test(model, test, stop, LOWER_RATE, |batch, verdicts| {
+            let mut total = Tested::new(test.dataset().classes().len());
+            let complete = score::test(model, test, stop, LOWER_RATE, |batch, verdicts, _| {
                 display.skipped(batch);
-                verdicts.into_iter().for_each(|verdict| total.add(verdict.score));
+                verdicts.iter().for_each(|verdict| total.add(verdict));
                 Ok(())
             })?;
             Ok(complete.then_some(total))

@@ -64,7 +64,36 @@ pub struct Verdict {
     pub score: Score,
 }
 
-/// Tests a model on all images of a loader, or until `stop` is set: `each` gets every batch with the model's verdicts.
+/// What a model made of a number of images: all together, and those of each class.
+#[derive(Clone, Debug)]
+pub struct Tested {
+    /// All of them, added up in their order.
+    pub all: Score,
+    /// By their class.
+    pub of_classes: Vec<Score>,
+}
+
+impl Tested {
+    /// No images, of so many classes.
+    pub fn new(classes: usize) -> Self {
+        Self { all: Score::default(), of_classes: vec![Score::default(); classes] }
+    }
+
+    /// Takes an image in.
+    pub fn add(&mut self, verdict: &Verdict) {
+        self.all.add(verdict.score);
+        self.of_classes[verdict.label as usize].add(verdict.score);
+    }
+
+    /// The mean of the classes' accuracies, of those that have images.
+    pub fn macro_accuracy(&self) -> f64 {
+        let there = self.of_classes.iter().filter(|score| score.images > 0);
+        there.clone().map(Score::accuracy).sum::<f64>() / there.count().max(1) as f64
+    }
+}
+
+/// Tests a model on all images of a loader, or until `stop` is set: `each` gets every batch with the model's verdicts
+/// on those of its images [that count](data::Batch::counted), and its logits (N, K) on all of them.
 /// Returns whether all batches have been tested. Errors: those of the loader, and of `each`; a loss that is not finite,
 /// whose message begins with `way_out`.
 pub fn test(
@@ -72,30 +101,31 @@ pub fn test(
     loader: &Loader,
     stop: &AtomicBool,
     way_out: &str,
-    mut each: impl FnMut(&Numbered, Vec<Verdict>) -> Result<()>,
+    mut each: impl FnMut(&Numbered, Vec<Verdict>, &Tensor) -> Result<()>,
 ) -> Result<bool> {
     let (all, mut tested) = (loader.batches_per_epoch(), 0);
     let mut inference = Inference::new(model, all);
     let mut batches = numbered(loader.epoch_until(0, 0, stop));
     while let Some(batch) = batches.next() {
         let batch = batch?;
-        let verdicts = evaluate(&mut inference, &batch, way_out, || batches.peek()?.as_ref().ok())?;
-        each(&batch, verdicts)?;
+        let (verdicts, logits) = evaluate(&mut inference, &batch, way_out, || batches.peek()?.as_ref().ok())?;
+        each(&batch, verdicts, logits)?;
         loader.recycle(batch.into_batch());
         tested += 1;
     }
     Ok(tested == all)
 }
 
-/// A model's verdicts on those images of a batch that count. `next` returns the batch that is evaluated after this one,
+/// A model's verdicts on those images of a batch that count, and its logits. `next` returns the batch that is evaluated after this one,
 /// and is called as by [`Inference::pass`].
-fn evaluate<'b>(
-    inference: &mut Inference<'_>,
+fn evaluate<'b, 'i>(
+    inference: &'i mut Inference<'_>,
     batch: &Numbered,
     way_out: &str,
     next: impl FnOnce() -> Option<&'b Numbered>,
-) -> Result<Vec<Verdict>> {
+) -> Result<(Vec<Verdict>, &'i Tensor)> {
     inference.stage(batch)?;
+    let model = inference.model();
     let logits = inference.pass(next)?.first().context("a model that gives nothing")?;
     let images = batch.labels.iter().zip(&batch.samples);
     let judged = for_rows(logits, images, |row, (&label, &sample)| {
@@ -105,9 +135,9 @@ fn evaluate<'b>(
     let counted = judged.into_iter().zip(batch.counted());
     let counted: Vec<Verdict> = counted.filter_map(|(verdict, counts)| counts.then_some(verdict)).collect();
     match counted.iter().find(|verdict| !verdict.score.loss.is_finite()) {
-        None => Ok(counted),
+        None => Ok((counted, logits)),
         Some(Verdict { score, .. }) => {
-            let first = first_to_go_wrong(inference.model(), &tensors(batch, 0, 1)?, Mode::Evaluate, 0.0);
+            let first = first_to_go_wrong(model, &tensors(batch, 0, 1)?, Mode::Evaluate, 0.0);
             bail!("{way_out}: the loss is {}; {first}", score.loss)
         }
     }

@@ -168,9 +168,18 @@ impl TrainedModel {
     }
 
     /// The weights alone under their state_dict names, as other programs read them; the metadata, which those skip,
-    /// have all that this one needs to use them.
-    pub fn export(self) -> Result<TensorFile> {
-        Described::new(self.config, self.data, self.model.state_dict()?).into_file(FORMAT)
+    /// have all that this one needs to use them. Of a model with layers of one's own
+    /// ([`BiFormer::with`]) it has those as well, but this program reads it no longer. Errors: a configuration or classes
+    /// of another model.
+    pub fn export(&self) -> Result<TensorFile> {
+        let (own, described) = (self.model.config(), &self.config.architecture);
+        if own != described {
+            bail!("the model is not the one that config.architecture describes: it has {own:?}, not {described:?}");
+        }
+        if self.data.classes.len() != own.num_classes {
+            bail!("there are {} names for the model's {} classes", self.data.classes.len(), own.num_classes);
+        }
+        Described::new(self.config.clone(), self.data.clone(), self.model.state_dict()?).into_file(FORMAT)
     }
 }
 
@@ -236,6 +245,22 @@ pub fn name_or_default(file: &TensorFile) -> Result<&'static str> {
 mod tests {
     use super::*;
     use crate::trainer::stored::Stored;
+
+    #[test]
+    fn a_model_is_not_exported_under_another_ones_description() -> Result<()> {
+        let config = RunConfig::for_model("nano")?;
+        let exported = |fields: &[&str], classes: usize| {
+            let model = BiFormer::blank(&config.architecture.with_overrides(fields.iter().copied())?, DType::F32)?;
+            let data = DataFacts::unknown(usual_names(classes), Statistics::IMAGENET);
+            TrainedModel { model, config: config.clone(), data, named: true }.export()
+        };
+        exported(&[], 10)?;
+        for (fields, classes, said) in [(&["topks=1,1,-2"][..], 10, "is not the one"), (&[], 2, "2 names for")] {
+            let refused = exported(fields, classes).unwrap_err().to_string();
+            assert!(refused.contains(said), "{refused}");
+        }
+        Ok(())
+    }
 
     #[test]
     fn what_is_printed_of_weights_does_not_grow_with_their_classes() -> Result<()> {

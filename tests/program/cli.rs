@@ -192,6 +192,7 @@ fn everything_that_is_off_can_be_trained() {
     assert!(of("train_loss")[2] < of("train_loss")[0], "it learns: {metrics:?}");
     let report = json(&biformer(&["eval", "--checkpoint", text(&run), "--json"]).ok().out);
     assert_eq!(report["top1"], metrics[2]["test_accuracy"]);
+    assert_eq!(report["macro_top1"], metrics[2]["test_macro_accuracy"]);
     let stored = biformer::model::TensorFile::read(&run.join("checkpoint.safetensors")).unwrap();
     let gamma = stored.tensors["stages.0.0.gamma1"].to_vec::<f32>().unwrap();
     assert!(gamma.iter().any(|&factor| (factor - 0.1).abs() > 1e-6), "{gamma:?}");

@@ -254,6 +254,10 @@ fn predictions_are_a_line_for_each_image() {
         let likeliest = &alone[0]["classes"][0];
         assert_eq!(line["predicted"], likeliest["name"]);
         assert_eq!(line["probability"], likeliest["probability"]);
+        for class in alone[0]["classes"].as_array().unwrap() {
+            let place = names.iter().position(|name| class["name"] == *name).unwrap();
+            assert_eq!(line["probabilities"][place], class["probability"], "in the model's order");
+        }
         let [class, predicted] = ["class", "predicted"].map(|key| names.iter().position(|name| line[key] == *name));
         confusion[class.unwrap()][predicted.unwrap()] += 1;
     }

@@ -45,6 +45,12 @@ fn predict_takes_pictures_of_any_size_and_needs_no_data() {
     let first = lines.chunks(6).map(|of| format!("{}  {}\n", &of[1][2..], of[0]));
     assert_eq!(top("1"), first.collect::<String>());
     assert_eq!(top("1000"), top("10"), "no more than there are");
+    let listed = |more: &[&str]| {
+        let list = json(&biformer(&[&arguments[..], &["--json"], more].concat()).ok().out);
+        list.as_array().unwrap().iter().map(|of| of["classes"].as_array().unwrap().clone()).collect::<Vec<_>>()
+    };
+    let (all, two) = (listed(&[]), listed(&["--top", "2"]));
+    assert!(all.iter().zip(&two).all(|(all, two)| all.len() == 10 && all[..2] == two[..]), "{two:?}");
     for count in ["0", "1001", "1.5", "-1"] {
         let said = biformer(&[&arguments[..], &["--top", count]].concat());
         assert!(said.status == Some(2) && said.err.contains("expected a whole number from 1 to 1000"), "{said:?}");

@@ -38,7 +38,8 @@ fn exported_weights_are_the_ones_that_are_evaluated() {
     let [run, _] = shared();
     let folder = fresh("weights-export");
     let file = folder.join("w.safetensors");
-    let said = export(run, &file).ok().out;
+    let Ran { out: said, err, .. } = export(run, &file).ok();
+    assert!(err.contains("the published code has four stages"), "{err}");
     let (mut written, averaged) = (TensorFile::read(&file).unwrap(), samples::weights(run));
     written.metadata.clear();
     assert!(said.contains(&format!("{} tensors", averaged.tensors.len())), "{said}");

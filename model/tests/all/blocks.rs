@@ -180,6 +180,12 @@ fn a_stage_that_is_not_valid_is_named() {
         let config = ModelConfig { head_dim, ..config() };
         assert!(said(&config, 0).contains("does not divide the 16 channels"), "{}", said(&config, 0));
     }
+    let short = ModelConfig { embed_dim: vec![], ..config() };
+    assert!(said(&short, 0).contains("0 values for the 1 stages"), "{}", said(&short, 0));
+    for drop_path in [-1.0, 1.0, f64::NAN] {
+        let block = || Block::new(&mut Builder::blank(), "block", &config(), 0, drop_path);
+        assert!(std::panic::catch_unwind(block).is_err(), "{drop_path}");
+    }
 }
 
 /// A layer knows its statistics by their place and their name.
@@ -233,6 +239,13 @@ fn running_statistics_of_ones_own_model_move_by_its_batches() -> Result<()> {
     for running in &running {
         let (mean, variance, batches) = now(running)?;
         assert!((mean - 0.2).abs() < 1e-12 && (variance - 1.1).abs() < 1e-12 && batches == 1, "{mean} {variance}");
+    }
+    for number in [f64::NAN, f64::INFINITY] {
+        let pass = Pass::new(&tape, Mode::Train { seed: 1, step: 1 }, &parameters, &running);
+        norms[1].forward(&pass, &tape.constant(Tensor::from_slice(&[1.0, number], [2, 1])?))?;
+        let spoilt = pass.into_trace();
+        let refused = RunningStatistics::update(&mut running, &spoilt);
+        assert!(matches!(refused, Err(Error::Pass { reason: "its batch statistics are not finite" })), "{number}");
     }
     assert!(RunningStatistics::update(&mut running[..1], &trace).is_err(), "a trace of more");
     assert!(RunningStatistics::update(&mut [], &trace).is_err(), "a trace of some");

@@ -231,7 +231,7 @@ fn foreign_gradients_parameters_and_states_are_refused() {
     let state = AdamW::new(&wide, AdamWConfig::default()).unwrap().state();
     let restored = AdamW::new(&narrow, AdamWConfig::default()).unwrap().restore(&state);
     assert!(matches!(restored, Err(Error::Layout { what: "first moments", .. })));
-    // Gradients and parameters of another model are accepted if they have the same layout.
+    // Gradients and parameters of another model are accepted if they have the same layout, but not of two.
     let mut alike = parameters(DType::F32, &SHAPES);
     let mut gradients = Gradients::new(&alike).unwrap();
     let mut adamw = AdamW::new(&own, AdamWConfig::default()).unwrap();
@@ -239,6 +239,9 @@ fn foreign_gradients_parameters_and_states_are_refused() {
         give(of_either, &mut gradients, &SHAPES.map(|(_, shape)| vec![1.0; shape.iter().product()]));
         adamw.step(of_either, &mut gradients, 0.1).unwrap();
     }
+    give(&own, &mut gradients, &SHAPES.map(|(_, shape)| vec![1.0; shape.iter().product()]));
+    assert_eq!(adamw.step(&mut alike, &mut gradients, 0.1), Err(autograd::Error::TwoModels.into()));
+    adamw.step(&mut own, &mut gradients, 0.1).unwrap();
 }
 
 #[test]

@@ -18,7 +18,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
 use data::{Loader, LoaderConfig, Split, class_among, fingerprint};
 use model::{BiFormer, write_safely};
-use report::{Prediction, Report, Tally, of_images, print};
+use report::{MAX_PROBABILITIES, Prediction, Report, Tally, of_images, print};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
@@ -58,7 +58,8 @@ pub struct Arguments {
     #[arg(long)]
     json: bool,
     /// Also writes a line of JSON for each image that could be decoded: its number and its path, if it is a file; its
-    /// class; the likeliest one; and the probability of that.
+    /// class; the likeliest one; the probability of that; and, of a model of up to 100 classes, the probabilities of
+    /// all, in the model's order.
     #[arg(long, value_name = "FILE")]
     predictions: Option<PathBuf>,
     /// Also lists this many misclassified images, those of which the model was most confident.
@@ -215,11 +216,15 @@ fn measure(arguments: &Arguments) -> Result<(Report, Result<()>)> {
     let (mut tally, mut skipped, mut predictions, mut wrong) = (Tally::new(classes.len()), 0, vec![], vec![]);
     let bar = bar(loader.batches_per_epoch());
     let way_out = format!("{}: {WAY_OUT}", arguments.trained.checkpoint.display());
-    score::test(&model, &loader, &AtomicBool::new(false), &way_out, |batch, verdicts| {
+    score::test(&model, &loader, &AtomicBool::new(false), &way_out, |batch, verdicts, logits| {
+        let few = arguments.predictions.is_some() && classes.len() <= MAX_PROBABILITIES;
+        let all = if few { score::probabilities(logits)? } else { vec![] };
+        let mut rows = all.chunks(classes.len()).zip(batch.counted()).filter_map(|(row, counts)| counts.then_some(row));
         for verdict in &verdicts {
             tally.count(verdict);
             if arguments.predictions.is_some() {
-                serde_json::to_writer(&mut predictions, &Prediction::new(verdict, loader.dataset().as_ref()))?;
+                let prediction = Prediction::new(verdict, rows.next().map(<[_]>::to_vec), loader.dataset().as_ref());
+                serde_json::to_writer(&mut predictions, &prediction)?;
                 predictions.push(b'\n');
             }
             if arguments.mistakes > 0 && verdict.label != verdict.predicted {
@@ -246,7 +251,7 @@ fn measure(arguments: &Arguments) -> Result<(Report, Result<()>)> {
     let written = write();
     wrong.sort_by(|a, b| b.probability.total_cmp(&a.probability));
     wrong.truncate(arguments.mistakes);
-    let surest = || wrong.iter().map(|verdict| Prediction::new(verdict, loader.dataset().as_ref())).collect();
+    let surest = || wrong.iter().map(|verdict| Prediction::new(verdict, None, loader.dataset().as_ref())).collect();
     let surest_mistakes = (arguments.mistakes > 0).then(surest);
     Ok((tally.report(&source, split, classes, skipped, surest_mistakes)?, written))
 }

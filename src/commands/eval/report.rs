@@ -1,7 +1,7 @@
 //! What an evaluation reports: the counts that it adds up, and how they are printed.
 
 use crate::printing::{column, plural, print_lines, printable};
-use crate::trainer::score::{Score, Verdict};
+use crate::trainer::score::{Score, Tested, Verdict};
 use anyhow::Result;
 use data::{Dataset, Split};
 use serde::Serialize;
@@ -12,6 +12,9 @@ use std::collections::BTreeMap;
 /// The most classes for which the confusion matrix is reported: with more, it would be mostly zeros, and larger than
 /// the rest of the report.
 const MAX_CONFUSED: usize = 2000;
+
+/// The most classes whose probabilities are written for each image.
+pub(super) const MAX_PROBABILITIES: usize = 100;
 
 /// The most classes without images that are listed: of a thousand classes there may be images of two.
 const MAX_ABSENT: usize = 20;
@@ -102,7 +105,7 @@ pub(super) fn print(report: &Report, json: bool) -> Result<()> {
     if !surest.is_empty() {
         say!("The surest mistakes:");
     }
-    for Prediction { image, path, class, predicted, probability } in surest {
+    for Prediction { image, path, class, predicted, probability, .. } in surest {
         let image = path.as_ref().map_or_else(|| format!("image {image}"), printable);
         let [class, predicted] = [class, predicted].map(printable);
         say!("{:>6.1}%  {image}: {class} taken for {predicted}", 100.0 * probability);
@@ -123,27 +126,19 @@ pub(super) fn of_images(split: Split, source: &str) -> String {
 /// Counts of what the images were classified as.
 pub(super) struct Tally {
     /// Added up in the images' order, as in training: the same loss to the bit.
-    all: Score,
-    per_class: Vec<Score>,
+    tested: Tested,
     /// For each pair of a label and a predicted class, how many images it has.
     taken: BTreeMap<[u32; 2], u64>,
 }
 
 impl Tally {
     pub(super) fn new(classes: usize) -> Self {
-        Self { all: Score::default(), per_class: vec![Score::default(); classes], taken: BTreeMap::new() }
+        Self { tested: Tested::new(classes), taken: BTreeMap::new() }
     }
 
     pub(super) fn count(&mut self, verdict: &Verdict) {
-        self.all.add(verdict.score);
-        self.per_class[verdict.label as usize].add(verdict.score);
+        self.tested.add(verdict);
         *self.taken.entry([verdict.label, verdict.predicted]).or_default() += 1;
-    }
-
-    /// The mean of the classes' accuracies, of those that have images.
-    fn macro_top1(&self) -> f64 {
-        let there = self.per_class.iter().filter(|score| score.images > 0);
-        there.clone().map(Score::accuracy).sum::<f64>() / there.count().max(1) as f64
     }
 
     /// The report of the tally, given the names of the classes.
@@ -155,7 +150,7 @@ impl Tally {
         skipped: usize,
         surest_mistakes: Option<Vec<Prediction>>,
     ) -> Result<Report> {
-        let (all, macro_top1) = (self.all, self.macro_top1());
+        let (all, macro_top1) = (self.tested.all, self.tested.macro_accuracy());
         // A row in one line, if they are not too many.
         let rows = (classes.len() <= MAX_CONFUSED).then(|| self.confusion());
         let confusion =
@@ -181,7 +176,7 @@ impl Tally {
             mistakes: self.mistakes(),
             surest_mistakes,
             confusion,
-            classes: classes.into_iter().zip(self.per_class).zip(taken_for).map(class).collect(),
+            classes: classes.into_iter().zip(self.tested.of_classes).zip(taken_for).map(class).collect(),
         })
     }
 
@@ -196,7 +191,7 @@ impl Tally {
 
     /// The confusion matrix: a row for each class, with the number of its images that were classified as each class.
     pub(super) fn confusion(&self) -> Vec<Vec<u64>> {
-        let classes = self.per_class.len();
+        let classes = self.tested.of_classes.len();
         let mut rows = vec![vec![0; classes]; classes];
         self.taken.iter().for_each(|(&[label, predicted], &count)| rows[label as usize][predicted as usize] = count);
         rows
@@ -212,10 +207,12 @@ pub(super) struct Prediction {
     class: String,
     predicted: String,
     probability: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    probabilities: Option<Vec<f64>>,
 }
 
 impl Prediction {
-    pub(super) fn new(verdict: &Verdict, dataset: &dyn Dataset) -> Self {
+    pub(super) fn new(verdict: &Verdict, probabilities: Option<Vec<f64>>, dataset: &dyn Dataset) -> Self {
         let (&Verdict { sample, label, predicted, probability, .. }, classes) = (verdict, dataset.classes());
         Self {
             image: sample,
@@ -223,6 +220,7 @@ impl Prediction {
             class: classes[label as usize].clone(),
             predicted: classes[predicted as usize].clone(),
             probability,
+            probabilities,
         }
     }
 }
