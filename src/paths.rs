@@ -93,12 +93,14 @@ pub fn error_of(role: &str, path: &str, whose: &str, error: impl Into<Error>) ->
     }
 }
 
+/// The most bytes of a text that is read: parsed, it takes a hundred times as much.
+pub const MAX_TEXT: usize = 1 << 20;
+
 /// The text of a file or pipe, of at most 1 MiB, so that an endless pipe is refused.
 pub fn read_text(path: &Path, expected: &str) -> Result<String> {
-    const MAX: u64 = 1 << 20;
     let mut text = vec![];
-    if File::open(path)?.take(MAX + 1).read_to_end(&mut text)? as u64 > MAX {
-        bail!("more than {MAX} bytes; expected {expected}");
+    if File::open(path)?.take(MAX_TEXT as u64 + 1).read_to_end(&mut text)? > MAX_TEXT {
+        bail!("more than {MAX_TEXT} bytes; expected {expected}");
     }
     String::from_utf8(text).with_context(|| format!("no UTF-8 text; expected {expected}"))
 }

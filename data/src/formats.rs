@@ -1,6 +1,7 @@
 //! What the bytes of an image file tell before a decoder has them: whether they are all there, and how much memory
 //! decoding takes beside the pixels.
 
+use std::iter;
 use std::ops::RangeInclusive;
 
 use image::ImageFormat;
@@ -22,6 +23,11 @@ pub(crate) fn refusal(bytes: &[u8]) -> Option<&'static str> {
         if is_animated(bytes) {
             return Some("it is an animation");
         }
+    }
+    if bytes.starts_with(b"\x89PNG")
+        && png_chunks(bytes).any(|(name, length)| name == b"PLTE" && !(length.is_multiple_of(3) && length <= 3 * 256))
+    {
+        return Some("its palette is damaged");
     }
     let is_big_tiff = bytes.starts_with(b"II\x2B\0") || bytes.starts_with(b"MM\0\x2B");
     is_big_tiff.then_some("it is a BigTIFF: save it as a TIFF")
@@ -57,16 +63,20 @@ pub(crate) fn allowed(format: Option<ImageFormat>, bytes: &[u8], most: u64) -> u
 /// The bytes of those of a PNG's chunks before the pixels that its decoder keeps.
 fn metadata_of_png(bytes: &[u8]) -> u64 {
     const KEPT: [&[u8]; 5] = [b"iCCP", b"tEXt", b"zTXt", b"iTXt", b"eXIf"];
-    let (mut at, mut kept) = (8, 0);
-    while let Some(&[a, b, c, d, ref name @ ..]) = bytes.get(at..).and_then(|rest| rest.get(..8)) {
+    let kept = png_chunks(bytes).filter(|(name, _)| KEPT.contains(name)).map(|(_, length)| length);
+    kept.fold(0, u64::saturating_add)
+}
+
+/// The names and lengths of a PNG's chunks before its pixels, no longer than the file.
+fn png_chunks(bytes: &[u8]) -> impl Iterator<Item = (&[u8], u64)> {
+    let mut at = 8;
+    iter::from_fn(move || {
+        let rest = bytes.get(at..)?;
+        let &[a, b, c, d, ref name @ ..] = rest.get(..8)? else { return None };
         let length = u32::from_be_bytes([a, b, c, d]) as usize;
-        if name == b"IDAT" {
-            break;
-        }
-        kept += if KEPT.contains(&name) { length.min(bytes.len() - at) } else { 0 };
         at = at.saturating_add(length).saturating_add(12);
-    }
-    kept as u64
+        (name != b"IDAT").then_some((name, length.min(rest.len()) as u64))
+    })
 }
 
 /// How much memory a decoder takes at most, in bytes, beside the `decoded` bytes that it fills, of so many pixels.
@@ -211,6 +221,15 @@ pub(crate) fn components_in_several_scans(bytes: &[u8]) -> Option<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_palette_is_of_whole_colours() {
+        for (length, is_refused) in [(3, false), (4, true), (768, false), (771, true)] {
+            let chunk = [&[0, 0, (length >> 8) as u8, length as u8][..], b"PLTE", &vec![0; length + 4]].concat();
+            let png = [&b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR"[..], &[0; 17], &chunk, b"\0\0\0\0IDAT"].concat();
+            assert_eq!(refusal(&png), is_refused.then_some("its palette is damaged"), "{length}");
+        }
+    }
 
     #[test]
     fn what_decoders_need_beside_the_pixels_is_foretold() {

@@ -3,7 +3,7 @@
 use crate::elements::{Fault, read_from};
 use crate::error::{Error, Result};
 use crate::pth;
-use crate::reading::io;
+use crate::reading::{ensure_free, io};
 use crc32fast::Hasher;
 use safetensors::tensor::Metadata;
 use serde_json::{Map, Value, json};
@@ -53,6 +53,8 @@ impl<'p> Header<'p> {
         if LENGTH + said > length {
             return Err(cut());
         }
+        // As values of JSON it takes some fifty times as much.
+        ensure_free(Path::new(path), 64 * said)?;
         let entries = read(LENGTH, said).map_err(failed)?;
         let entries = serde_json::from_slice(&entries).map_err(|error| damaged(path, error))?;
         Ok(Self { path, end: LENGTH + said, entries })

@@ -28,7 +28,7 @@ pub use crate::memory::OrEnd;
 
 use crate::memory::or_out_of_memory;
 use crate::paths::quoted;
-use crate::printing::print_error;
+use crate::printing::{print_error, printable};
 use crate::signals;
 use anyhow::Result;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
@@ -114,8 +114,17 @@ fn with_tip(mut error: clap::Error, arguments: &[OsString]) -> clap::Error {
         }
         _ => None,
     };
+    // What is on the command line may be the name of any file.
+    let shown = error.context().filter_map(|(kind, value)| match value {
+        ContextValue::String(text) => Some((kind, ContextValue::String(printable(text)))),
+        ContextValue::Strings(texts) => Some((kind, ContextValue::Strings(texts.iter().map(printable).collect()))),
+        _ => None,
+    });
+    for (kind, value) in shown.collect::<Vec<_>>() {
+        error.insert(kind, value);
+    }
     if let Some(tip) = tip {
-        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![printable(tip).into()]));
     }
     error
 }

@@ -16,7 +16,7 @@ pub use recompute::Recompute;
 pub use schedule::{ScheduleConfig, ScheduleRule};
 
 use crate::device::{Compute, DeviceName, Precision};
-use crate::paths::names_same;
+use crate::paths::{MAX_TEXT, names_same};
 use crate::printing::one_line;
 use crate::threads::MAX_THREADS;
 use anyhow::{Context, Result, bail};
@@ -244,6 +244,9 @@ impl RunConfig {
 
     /// The configuration that a run folder or checkpoint holds.
     pub fn parse(text: &str) -> Result<Self> {
+        if text.len() > MAX_TEXT {
+            bail!("stored configuration: more than {MAX_TEXT} bytes");
+        }
         let config = parse_table(text).and_then(from_table).context("stored configuration")?;
         config.check().context("stored configuration")?;
         Ok(config)

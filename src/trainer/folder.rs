@@ -279,6 +279,12 @@ fn cannot_be_made(path: &Path) -> String {
 /// Locks a run folder.
 fn lock(path: &Path) -> Result<Locked> {
     let shown = path.display();
+    if let Some(name) = FILES.iter().chain([&LOCK]).find(|name| path.join(name).is_symlink()) {
+        bail!(
+            "run folder {shown}: {name} in it is a link, and what a run writes there would go elsewhere; put the file itself in \
+             its place"
+        );
+    }
     Locked::new(path).with_context(|| format!("run folder {shown}"))?.with_context(|| {
         format!("run folder {shown}: a run is on its way in it; wait for its end, or choose another with --out")
     })

@@ -291,6 +291,15 @@ fn run_folders_that_cannot_be() {
             let arguments = ["train", "--config", text(config), "--data", text(data), "--out", text(&out)];
             biformer(&arguments).refused(&["is a link to what is missing", "choose another with --out"]);
         }
+        // What a run writes must not go anywhere else, whoever has put links into its folder.
+        let elsewhere = folder.join("elsewhere");
+        for (name, target) in [("metrics.jsonl", &elsewhere), (".lock", &file)] {
+            let out = fresh("bad-folder-linked");
+            std::os::unix::fs::symlink(target, out.join(name)).unwrap();
+            let arguments = ["train", "--config", text(config), "--data", text(data), "--out", text(&out)];
+            biformer(&arguments).refused(&["bad-folder-linked", name, "is a link"]);
+        }
+        assert!(fs::read(&file).unwrap() == b"precious" && !elsewhere.exists());
     }
     // Somebody else's files of the names that a run writes.
     for name in ["best.safetensors", "config.toml", "metrics.jsonl", "timings.jsonl", "curves.png", "routing.png"] {

@@ -192,6 +192,17 @@ fn words_and_names() {
     }
 }
 
+/// As of files that somebody else has named, by `*`.
+#[test]
+fn what_a_terminal_would_obey_is_not_printed() {
+    let escape = "--x\x1b]0;taken over\x07.png";
+    for arguments in [&["predict", "--checkpoint", "run", escape][..], &[escape], &["bench", "--steps", &escape[2..]]] {
+        let said = biformer(arguments);
+        assert!(said.status == Some(2) && said.err.contains("\\u001b]0;taken over\\u0007"), "{said:?}");
+        assert!(!said.err.contains(['\x1b', '\x07']), "{said:?}");
+    }
+}
+
 /// What would be understood, and do something else than it says.
 #[test]
 fn configurations_that_would_be_misunderstood() {

@@ -316,6 +316,7 @@ fn the_surest_mistakes_are_named() {
     let found = report(run, &asked);
     let mut wrong = json_lines(&file);
     wrong.retain(|line| line["class"] != line["predicted"]);
+    wrong.iter_mut().for_each(|line| _ = line.as_object_mut().unwrap().remove("probabilities"));
     assert!(wrong.len() > 3, "a small model makes mistakes: {wrong:?}");
     let probability = |line: &Value| line["probability"].as_f64().unwrap();
     wrong.sort_by(|a, b| probability(b).total_cmp(&probability(a)));

@@ -6,6 +6,7 @@ use std::fs::File;
 use std::io::{BufReader, Read};
 use tensor::memory::reserve;
 use zip::ZipArchive;
+use zip::result::ZipError;
 
 /// An open archive, whose entries lie in a folder.
 pub struct Archive {
@@ -19,10 +20,10 @@ impl Archive {
     /// than the file.
     pub fn open(file: File, left: u64) -> Result<Self> {
         let archive = ZipArchive::new(BufReader::new(file)).map_err(|error| error.to_string())?;
-        let folder = archive.file_names().filter_map(std::result::Result::ok).find_map(|name| {
-            let folder = name.strip_suffix("data.pkl")?;
-            (folder.is_empty() || folder.ends_with('/')).then(|| folder.to_owned())
-        });
+        // As PyTorch finds it.
+        let first = archive.file_names().next().and_then(std::result::Result::ok);
+        let folder = first.and_then(|name| Some(format!("{}/", name.split_once('/')?.0)));
+        let folder = folder.filter(|folder| archive.index_for_name(&format!("{folder}data.pkl")).is_some());
         let foreign = || Problem::Unfit("an archive, but none that torch.save wrote; name one that is".to_owned());
         let mut archive = Self { archive, folder: folder.ok_or_else(foreign)?, left };
         match archive.entry("byteorder", 100) {
@@ -42,7 +43,12 @@ impl Archive {
     pub fn entry(&mut self, name: &str, most: u64) -> Result<Vec<u8>> {
         let name = format!("{}{name}", self.folder);
         let told = |error: &dyn Display| format!("{name}: {error}");
-        let mut entry = self.archive.by_name(&name).map_err(|error| told(&error))?;
+        let mut entry = self.archive.by_name(&name).map_err(|error| match error {
+            ZipError::UnsupportedArchive(_) => {
+                Problem::Unfit("it is compressed, or encrypted: load it in PyTorch, and save it again".to_owned())
+            }
+            error => told(&error).into(),
+        })?;
         let size = entry.size();
         if size > most.min(self.left) {
             return Err(told(&"too long").into());

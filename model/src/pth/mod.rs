@@ -87,12 +87,13 @@ fn parse(file: File, length: u64) -> Result<TensorFile> {
 
 /// The tensors that a pickle describes, of `most` bytes at most, from their storages' bytes by key.
 fn assemble(values: &Values, most: u64, mut bytes: impl FnMut(&str) -> Result<Vec<u8>>) -> Result<TensorFile> {
-    let mut views = vec![];
+    let mut views = BTreeMap::new();
     for &(name, value) in values.entries(state_dict(values)?) {
         let Some(name) = values.text(name) else { continue };
         match made(values, value) {
             Some(Made::View(arguments)) => {
-                views.push((name, View::of(values, arguments).map_err(|problem| problem.of(name))?));
+                // Of equal names the last counts, as in Python.
+                views.insert(name, View::of(values, arguments).map_err(|problem| problem.of(name))?);
             }
             Some(Made::Other(how)) => {
                 let what = format!("it is of a kind that is not read ({how}); save dense tensors of f32");
@@ -101,11 +102,12 @@ fn assemble(values: &Values, most: u64, mut bytes: impl FnMut(&str) -> Result<Ve
             None => {}
         }
     }
-    if views.iter().map(|(_, view)| view.bytes()).fold(0, u64::saturating_add) > most {
+    if views.values().map(View::bytes).fold(0, u64::saturating_add) > most {
         let what = "its tensors are larger than the file, as expand() makes them; save contiguous() copies";
         return Err(Problem::Unfit(what.to_owned()));
     }
     // So that each storage is read once, and only one is in memory at a time.
+    let mut views: Vec<_> = views.into_iter().collect();
     views.sort_by_key(|(_, view)| view.key);
     let mut tensors = BTreeMap::new();
     for views in views.chunk_by(|(_, a), (_, b)| a.key == b.key) {
@@ -180,6 +182,41 @@ mod tests {
         archive.finish().unwrap();
         let refused = read(file, Path::new("it.pth")).unwrap_err().to_string();
         assert!(refused.contains("a big-endian machine wrote it"), "{refused}");
+    }
+
+    #[test]
+    fn of_equal_names_the_last_counts_as_in_python() {
+        let tensor = |key: u8, class: &str| {
+            let name = b"X\x01\0\0\0wctorch._utils\n_rebuild_tensor_v2\n((X\x07\0\0\0storagectorch\n";
+            let rest = [b"X\x01\0\0\0", &[key][..], b"X\x03\0\0\0cpuK\x01tQK\0(K\x01t(K\x01ttR"].concat();
+            [&name[..], format!("{class}\n").as_bytes(), &rest].concat()
+        };
+        // By their storages' keys the other would come last.
+        let both = [tensor(b'9', "ByteStorage"), tensor(b'0', "ShortStorage")].concat();
+        let file = assembled(&[b"\x80\x02}(", &both[..], b"u."].concat()).unwrap();
+        assert_eq!(file.tensors["w"].to_vec::<u32>().unwrap(), [257]);
+    }
+
+    /// The first entry's folder, as PyTorch has it; and a way out for one that somebody has packed again.
+    #[test]
+    fn archives_are_read_as_pytorch_reads_them() {
+        use std::io::Write;
+        let read = |entries: &[(&str, &str)]| {
+            let file = tempfile::tempfile().unwrap();
+            let mut archive = zip::ZipWriter::new(&file);
+            let stored = zip::write::SimpleFileOptions::default().compression_method(zip::CompressionMethod::Stored);
+            for (name, from) in entries {
+                archive.start_file(*name, stored).unwrap();
+                archive.write_all(&pickle(from)).unwrap();
+            }
+            archive.finish().unwrap();
+            super::read(file, Path::new("it.pth")).map(|file| file.tensors.len()).unwrap_err().to_string()
+        };
+        // Of a module, and of tensors whose storages are not there.
+        let [first, second] = ["module.pth", "expanded.pth"];
+        assert!(read(&[("a/sub/data.pkl", first), ("a/data.pkl", second)]).contains("expand()"));
+        assert!(read(&[("a/data.pkl", first), ("a/sub/data.pkl", second)]).contains("state_dict()"));
+        assert!(read(&[("data.pkl", second)]).contains("none that torch.save wrote"));
     }
 
     #[test]
