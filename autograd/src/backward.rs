@@ -33,8 +33,8 @@ impl Tape {
     }
 
     /// As [`Tape::backward`], but from any value, given the upstream gradient, which must have the value's shape and
-    /// [its gradient's type](Tape::input) ([`tensor::Error::Shape`], [`tensor::Error::DType`]). A view with gaps is copied;
-    /// otherwise the gradient of an output that is an input shares its memory.
+    /// [its gradient's type](Tape::input) ([`tensor::Error::Shape`], [`tensor::Error::DType`]). A view with gaps is
+    /// copied; otherwise the gradient of an output that is an input shares its memory.
     pub fn backward_from(&self, output: &Var<'_>, upstream: Tensor, gradients: &mut Gradients) -> Result<()> {
         // What a failed pass leaves behind is incomplete, and must not pass for gradients.
         self.walk_from(output, upstream, gradients).inspect_err(|_| gradients.begin_step())

@@ -200,9 +200,9 @@ impl<'s, 'a> InputGrads<'s, 'a> {
         self.given[input] = true;
     }
 
-    /// Gives a gradient that exists already: it is moved in if it is the first, and added otherwise; a view with gaps is
-    /// copied. Errors: [`tensor::Error::Shape`] and [`tensor::Error::DType`] unless it has the input's shape and type; those of
-    /// [`open`](Self::open) and of a GPU.
+    /// Gives a gradient that exists already: it is moved in if it is the first, and added otherwise; a view with gaps
+    /// is copied. Errors: [`tensor::Error::Shape`] and [`tensor::Error::DType`] unless it has the input's shape and
+    /// type; those of [`open`](Self::open) and of a GPU.
     pub fn give(&mut self, input: usize, gradient: Tensor) -> Result<()> {
         let Some(Some(target)) = self.targets.get(input) else { return Ok(()) };
         if *gradient.shape() != target.shape {

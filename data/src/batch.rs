@@ -9,8 +9,8 @@ pub struct Batch {
     pub images: Vec<f32>,
     /// `[N, H, W, 3]`.
     pub shape: [usize; 4],
-    /// The classes, (N), by which answers are scored; empty where there are none to score. Those of mixed images, of which it is that of the larger part, are
-    /// not what a model is to learn: [`part`](Self::part) has that.
+    /// The classes, (N), by which answers are scored; empty where there are none to score. Those of mixed images, of
+    /// which it is that of the larger part, are not what a model is to learn: [`part`](Self::part) has that.
     pub labels: Vec<u32>,
     /// The soft targets of mixed images, (N, K): for each a distribution over the classes. Empty if nothing is mixed.
     pub targets: Vec<f32>,

@@ -65,8 +65,8 @@ impl Block {
         self.residual(pass, &x, 1, |x, residual| self.mlp.forward(pass, x, residual))
     }
 
-    /// x + γ·branch(x), where in training samples may skip the branch at random, unless all of the block is frozen. With
-    /// neither γ nor skipping, the branch is asked to add x itself.
+    /// x + γ·branch(x), where in training samples may skip the branch at random, unless all of the block is frozen.
+    /// With neither γ nor skipping, the branch is asked to add x itself.
     fn residual<'t>(
         &self,
         pass: &Pass<'t>,

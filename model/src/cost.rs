@@ -199,7 +199,8 @@ pub fn gathered_bytes(config: &ModelConfig, image: [usize; 2], dtype: DType) -> 
 
 /// The bytes that a training step's forward pass on such a tape keeps for its backward pass, per image, in the
 /// model's precision: measured on a pass over two images. On a CPU, branches that images skip keep nothing, so a model
-/// with a [`drop_path`](ModelConfig::drop_path) gives a number that depends on chance. Errors: those of [`BiFormer::forward`].
+/// with a [`drop_path`](ModelConfig::drop_path) gives a number that depends on chance. Errors: those of
+/// [`BiFormer::forward`].
 pub fn activation_bytes(model: &BiFormer, tape: &Tape, height: usize, width: usize) -> Result<usize> {
     const IMAGES: usize = 2;
     let images = Tensor::zeros([IMAGES, height, width, 3], model.parameters.layout().dtype());

@@ -17,8 +17,8 @@ use tensor::rng::Philox;
 /// Whether a pass is for training or for use.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Mode {
-    /// Batch statistics, unless the layer is frozen; branches of samples dropped at random, unless all of the block is frozen,
-    /// as a function of this seed and this step alone.
+    /// Batch statistics, unless the layer is frozen; branches of samples dropped at random, unless all of the block is
+    /// frozen, as a function of this seed and this step alone.
     Train {
         /// The run's seed.
         seed: u64,

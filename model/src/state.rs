@@ -38,9 +38,9 @@ impl RunningStatistics {
     /// towards those of a training step's batches, and counts these. A [`BiFormer`](crate::BiFormer) does so by
     /// [`update_statistics`](crate::BiFormer::update_statistics).
     ///
-    /// Errors: [`Error::Pass`] if the trace does not fit them, or on a CPU is not finite; [`tensor::Error::Shared`] as long as there is a pass with
-    /// them, or a tape that has read them; [`tensor::Error::DType`], [`tensor::Error::Device`]. After each of these they
-    /// are as they were.
+    /// Errors: [`Error::Pass`] if the trace does not fit them, or on a CPU is not finite; [`tensor::Error::Shared`] as
+    /// long as there is a pass with them, or a tape that has read them; [`tensor::Error::DType`],
+    /// [`tensor::Error::Device`]. After each of these they are as they were.
     pub fn update(all: &mut [RunningStatistics], trace: &Trace) -> Result<()> {
         let Some(RunningStatistics { mean, .. }) = all.first() else { return Self::ensure_of(all, trace) };
         let momentum = Tensor::full_on(&mean.device(), [1], MOMENTUM, mean.dtype())?;

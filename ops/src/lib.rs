@@ -1,4 +1,5 @@
-//! Differentiable operations: a folder each, always built the same way (`ops/README.md` in the repository tells how to add one).
+//! Differentiable operations: a folder each, always built the same way (`ops/README.md` in the repository tells how to
+//! add one).
 //!
 //! ```
 //! use autograd::Tape;

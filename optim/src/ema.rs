@@ -142,7 +142,8 @@ impl Ema {
 
     /// Continues from a saved state, bit for bit. Numbers are matched to parameters by their places. Errors:
     /// [`Error::Layout`] for a state of another length or type; [`Error::Unusable`] for numbers that are not finite,
-    /// or too many updates; [`tensor::Error::Shared`] while a tape or a view of the average lives, as one's own state is.
+    /// or too many updates; [`tensor::Error::Shared`] while a tape or a view of the average lives, as one's own state
+    /// is.
     pub fn restore(&mut self, state: &EmaState) -> Result<()> {
         let what = "averaged parameters";
         ensure_flat(self.average.layout(), what, &state.average)?;

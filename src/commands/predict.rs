@@ -51,12 +51,12 @@ pub struct Arguments {
     /// from 0.
     #[arg(long, value_name = "BLOCKS", requires = "attention", value_delimiter = ',')]
     blocks: Vec<String>,
-    /// How many of a picture's likeliest classes are printed: by default 5, with --json all. With 1 there is one line for
-    /// each picture.
+    /// How many of a picture's likeliest classes are printed: by default 5, with --json all. With 1 there is one line
+    /// for each picture.
     #[arg(long, value_name = "N", value_parser = whole(1..=1000_u16))]
     top: Option<u16>,
-    /// Prints a JSON list: for each picture its path, and the probability of every class (or of --top of them), likeliest
-    /// first; or the error that kept it from being read.
+    /// Prints a JSON list: for each picture its path, and the probability of every class (or of --top of them),
+    /// likeliest first; or the error that kept it from being read.
     #[arg(long)]
     json: bool,
     #[command(flatten)]

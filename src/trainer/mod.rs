@@ -244,9 +244,9 @@ impl Trainer {
         self.progress.epoch() >= self.config().epochs
     }
 
-    /// Trains until all epochs are done or `stop` is set, in which case it stops after the current step at the latest, or
-    /// after an image that is being decoded.
-    /// If `stop` is set from the beginning, it takes one step, or none if only the epoch's test is left.
+    /// Trains until all epochs are done or `stop` is set, in which case it stops after the current step at the latest,
+    /// or after an image that is being decoded. If `stop` is set from the beginning, it takes one step, or none if only
+    /// the epoch's test is left.
     pub fn run(&mut self, stop: &AtomicBool) -> Result<Outcome> {
         Arc::clone(&self.pool).install(|| {
             introduce(&self.learner, &self.progress, &self.facts, [&self.train, &self.test]);

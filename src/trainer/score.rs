@@ -116,8 +116,8 @@ pub fn test(
     Ok(tested == all)
 }
 
-/// A model's verdicts on those images of a batch that count, and its logits. `next` returns the batch that is evaluated after this one,
-/// and is called as by [`Inference::pass`].
+/// A model's verdicts on those images of a batch that count, and its logits. `next` returns the batch that is evaluated
+/// after this one, and is called as by [`Inference::pass`].
 fn evaluate<'b, 'i>(
     inference: &'i mut Inference<'_>,
     batch: &Numbered,

@@ -169,8 +169,8 @@ impl TrainedModel {
 
     /// The weights alone under their state_dict names, as other programs read them; the metadata, which those skip,
     /// have all that this one needs to use them. Of a model with layers of one's own
-    /// ([`BiFormer::with`]) it has those as well, but this program reads it no longer. Errors: a configuration or classes
-    /// of another model.
+    /// ([`BiFormer::with`]) it has those as well, but this program reads it no longer. Errors: a configuration or
+    /// classes of another model.
     pub fn export(&self) -> Result<TensorFile> {
         let (own, described) = (self.model.config(), &self.config.architecture);
         if own != described {
