@@ -152,6 +152,8 @@ fn a_region_with_spoilt_keys_is_routed_as_documented() {
             assert_eq!(routes.contains(&(spoilt as u32)), highest, "{key}, region {region}: {routes:?}");
             assert!(!highest || routes[0] == spoilt as u32);
         }
+        let first = ops::route(&qkv, &Bra { topk: 1, ..attributes }).unwrap().routes.to_vec::<u32>().unwrap();
+        assert_eq!(first, routes.iter().copied().step_by(topk).collect::<Vec<_>>());
         // With NaN, too, where all regions are taken.
         let all = Bra { topk: regions, ..attributes };
         let routes = ops::route(&qkv, &all).unwrap().routes.to_vec::<u32>().unwrap();

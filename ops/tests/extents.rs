@@ -1,8 +1,8 @@
 //! What cannot be computed is refused: results whose extents cannot be counted, although their operands can (beside a
 //! zero, or a number repeated), and deviations that may be 0.
 
-use autograd::{Error, Tape, Var};
-use ops::{BatchNorm, Mlp, MlpLayers};
+use autograd::{Error, Gradients, Tape, Var};
+use ops::{BatchNorm, Bra, Conv2d, Mlp, MlpLayers, RouteKind};
 use tensor::{DType, Tensor};
 
 const MANY: usize = 1 << 40;
@@ -31,6 +31,82 @@ fn an_epsilon_that_keeps_no_variance_above_0_is_refused() {
             assert!(error.starts_with(&format!("{op}: epsilon is ")), "{error}");
         }
     }
+}
+
+/// Kernels rely on these: a part of a result would stay what its memory held before.
+#[test]
+fn operands_that_do_not_fit_are_refused() {
+    let tape = Tape::inference();
+    let of = |shape: &[usize]| tape.constant(Tensor::full(shape, 1.0));
+    let [x, w, b] = [&[2, 4][..], &[3, 4], &[3]].map(of);
+    let (map, qkv, two) = (of(&[1, 4, 4, 3]), of(&[1, 4, 4, 12]), of(&[2]));
+    let (window, norm) = (Conv2d { stride: 1, padding: 1 }, BatchNorm { epsilon: 1e-5, gelu: false });
+    let bra = Bra { heads: 2, qk_dim: 4, topk: 2, grid: [2, 2], scale: 1.0, valid: None };
+    let routed = |changed: Bra| ops::bra(&qkv, None, &changed).map(drop);
+    let composed = Bra { valid: Some([4, 4]), ..bra };
+    for (op, result) in [
+        ("linear", ops::linear(&b, &w, None).map(drop)),
+        ("linear", ops::linear(&x, &b, None).map(drop)),
+        ("linear", ops::linear(&x, &w, Some(&two)).map(drop)),
+        ("linear", ops::linear_residual(&x, &w, None, Some(&x)).map(drop)),
+        ("matmul", ops::matmul(&x, &w).map(drop)),
+        ("matmul", ops::matmul(&of(&[2, 3, 4]), &of(&[3, 4, 3])).map(drop)),
+        ("matmul", ops::matmul(&b, &w).map(drop)),
+        ("layer_norm", ops::layer_norm(&x, &b, &of(&[4]), 1e-5).map(drop)),
+        ("layer_norm", ops::layer_norm(&x, &of(&[4]), &b, 1e-5).map(drop)),
+        ("batch_norm", ops::batch_norm_train(&x, &b, &of(&[4]), norm).map(drop)),
+        ("batch_norm", ops::batch_norm_eval(&x, &of(&[4]), &of(&[4]), b.value(), b.value(), norm).map(drop)),
+        ("softmax", ops::softmax(&of(&[])).map(drop)),
+        ("attention", ops::attention(&of(&[1, 2, 2, 4]), 1, 1.0).map(drop)),
+        ("attention", ops::attention(&qkv, 3, 1.0).map(drop)),
+        ("conv2d", ops::conv2d(&map, &of(&[5, 3, 3, 3]), Some(&b), window).map(drop)),
+        ("conv2d", ops::conv2d(&map, &of(&[5, 4, 3, 3]), None, window).map(drop)),
+        ("dwconv", ops::dwconv(&map, &of(&[3, 1, 3, 3]), Some(&two)).map(drop)),
+        ("dwconv", ops::dwconv(&map, &of(&[2, 1, 3, 3]), None).map(drop)),
+        ("bra", routed(Bra { qk_dim: 0, ..bra })),
+        ("bra", routed(Bra { qk_dim: 7, ..bra })),
+        ("bra", routed(Bra { heads: 0, ..bra })),
+        ("bra", routed(Bra { heads: 3, ..bra })),
+        ("bra", routed(Bra { topk: 0, ..bra })),
+        ("bra", routed(Bra { topk: 5, ..bra })),
+        ("bra", routed(Bra { valid: Some([0, 4]), ..bra })),
+        ("bra", routed(Bra { valid: Some([5, 4]), ..bra })),
+        ("bra", routed(Bra { valid: Some([2, 4]), ..bra })),
+        ("bra_composed", ops::bra_composed(&qkv, None, &composed, RouteKind::Hard).map(drop)),
+    ] {
+        let error = result.expect_err(op);
+        let Error::Tensor(of_tensor @ (tensor::Error::Shape { .. } | tensor::Error::Argument { .. })) = &error else {
+            panic!("{op}: {error:?}")
+        };
+        assert!(of_tensor.to_string().starts_with(&format!("{op}: ")), "{of_tensor}");
+    }
+}
+
+/// A row of weight 0 does not count, nor what is dropped; and what is NaN is not 0.
+#[test]
+fn numbers_that_are_not_finite_stay_where_they_are() {
+    let tape = Tape::inference();
+    let of = |values: &[f64], shape: &[usize]| tape.constant(Tensor::from_slice(values, shape).unwrap());
+    let logits = of(&[0.0, f64::NEG_INFINITY, 0.0], &[1, 3]);
+    let shares = Tensor::from_slice(&[0.5, 0.0, 0.5], [1, 3]).unwrap();
+    let loss = ops::soft_cross_entropy(&logits, &shares).unwrap().value().item::<f64>().unwrap();
+    assert!((loss - 2f64.ln()).abs() < 1e-12, "{loss}");
+    let endless = of(&[f64::INFINITY; 64], &[64]);
+    let dropped = ops::dropout(&endless, 0.5, tensor::rng::Philox::new(1, 0)).unwrap().value().to_vec::<f64>().unwrap();
+    assert!(dropped.iter().all(|x| *x == 0.0 || *x == f64::INFINITY), "{dropped:?}");
+    assert!(dropped.contains(&0.0) && dropped.contains(&f64::INFINITY));
+    let (ones, norm) = (of(&[1.0], &[1]), BatchNorm { epsilon: 1e-5, gelu: false });
+    let (_, statistics) = ops::batch_norm_train(&of(&[1.0, f64::NAN, 2.0], &[3, 1]), &ones, &ones, norm).unwrap();
+    assert!(statistics.variance.item::<f64>().unwrap().is_nan());
+}
+
+#[test]
+fn rows_without_elements_take_no_memory() {
+    let (tape, mut gradients) = (Tape::new(), Gradients::default());
+    let x = tape.input(Tensor::empty([MANY, 0], DType::F64));
+    let picked = ops::gather(&x, 0, &Tensor::from_slice(&[7u32], [1]).unwrap()).unwrap();
+    tape.backward_from(&picked, Tensor::empty([1, 0], DType::F64), &mut gradients).unwrap();
+    assert_eq!(*gradients.of(&x).unwrap().shape(), [MANY, 0]);
 }
 
 #[test]

@@ -100,7 +100,8 @@ pub struct Routed<'t> {
 pub fn bra<'t>(qkv: &Var<'t>, lepe: Option<[&Var<'t>; 2]>, attributes: &Bra) -> Result<Routed<'t>> {
     let g = attributes.geometry(qkv.value())?;
     let routes = route(qkv.value(), attributes)?.routes;
-    let routing = (g.images * g.regions.count().pow(2) * g.qk_dim) as u64;
+    let extents = [g.images, g.regions.count(), g.regions.count(), g.qk_dim];
+    let routing = extents.into_iter().fold(1, |product: u64, extent| product.saturating_mul(extent as u64));
     let out = attend("bra", g, qkv, lepe, &routes, attributes.scale, routing)?;
     Ok(Routed { out, routes })
 }

@@ -16,6 +16,10 @@ pub fn forward<T: Float>(x: &[T], indices: &[u32], [images, rows, width]: [usize
 /// dx (N, R, D) from dy (N, Q, D): every row of dx adds up the rows of dy that were picked from it.
 pub fn backward<T: Float>(dy: &[T], indices: &[u32], [images, rows, width]: [usize; 3], out: Out<'_, T>) {
     let Out { data, accumulate } = out;
+    if data.is_empty() {
+        // As many rows as can be counted may have no elements.
+        return;
+    }
     let pickers = Pickers::new(indices, images, rows);
     data.par_chunks_mut(width.max(1)).with_min_len(items_per_task(width)).enumerate().for_each(|(row, dx)| {
         let positions = pickers.of(row);

@@ -122,6 +122,19 @@ mod tests {
         let row = [f32::NAN, 1.0, f32::NEG_INFINITY, f32::NAN, f32::INFINITY];
         assert_eq!(selected(&row, 3), [4, 1, 2]);
         assert_eq!(selected(&row, 5), [4, 1, 2, 0, 3]);
+        assert_eq!(selected(&[f32::NAN, 1.0, 2.0, 3.0, 4.0], 1), [4]);
+        // In short rows and long ones, for few places and many.
+        for (len, k) in [5, 40, RANKED, RANKED + 1, 200].into_iter().flat_map(|len| [1, 2, 5].map(|k| (len, k))) {
+            for nan in [0, len / 2, len - 1] {
+                let mut row: Vec<f32> = (0..len).map(|i| ((i * 29) % 13) as f32).collect();
+                row[nan] = f32::NAN;
+                row[(nan + 1) % len] = f32::NAN;
+                let mut sorted: Vec<u32> = (0..len as u32).collect();
+                let or_least = |place: u32| if row[place as usize].is_nan() { -1.0 } else { row[place as usize] };
+                sorted.sort_by(|&a, &b| or_least(b).total_cmp(&or_least(a)));
+                assert_eq!(selected(&row, k), sorted[..k], "{len} {k} {nan}");
+            }
+        }
     }
 
     #[test]

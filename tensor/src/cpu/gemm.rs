@@ -139,9 +139,9 @@ pub struct Patches<'a, T> {
     pub step: usize,
 }
 
-/// As [`gemm_on_this_thread`], where A are patches, and row i of C begins at element `starts[i]` of `c`. The rows of C
-/// should not overlap: the last of two is kept. Elements between them are left unchanged. Panics when a patch or a row of
-/// C does not lie inside.
+/// As [`gemm`], where A are patches, and row i of C begins at element `starts[i]` of `c`. Threads share the panels of a
+/// packed B, where rows of C follow one another without overlapping. They should not overlap: the last of two is kept.
+/// Elements between them are left unchanged. Panics when a patch or a row of C does not lie inside.
 pub fn gemm_patches<'b, F: Factor>(
     a: Patches<'_, F::Sum>,
     b: impl Into<Right<'b, F>>,
@@ -170,10 +170,28 @@ pub fn gemm_patches<'b, F: Factor>(
     simd!(isa, A => {
         let mut room = None;
         let b = b.packed_ahead::<A>(isa, false, &mut room);
-        let panels = 0..n.div_ceil(b.width::<A>(isa));
-        // SAFETY: `c` is this call's alone, the operands lie inside, as just checked, and `simd!` chooses an
-        // instruction set that is there.
-        unsafe { F::block::<A, _>(left, b, begin, c, 0..starts.len(), panels) }
+        let width = b.width::<A>(isa);
+        let panels = n.div_ceil(width);
+        let apart = || starts.windows(2).all(|pair| pair[1].checked_sub(pair[0]).is_some_and(|distance| distance >= n));
+        let each = match b {
+            // Where the left operand need not be packed anew for each.
+            Right::Packed(_) if !F::PACKED_AHEAD && apart() => {
+                (F::piece(isa) / (k * starts.len() * width).max(1)).clamp(1, panels)
+            }
+            _ => panels,
+        };
+        let run = |first: usize| A::run(
+            #[inline(always)]
+            || {
+                // SAFETY: no two tasks share panels, and if there are several, rows of C do not overlap; the operands
+                // lie inside, as just checked; `A::run` makes sure of the instruction set.
+                unsafe { F::block::<A, _>(left, b, begin, c, 0..starts.len(), first..(first + each).min(panels)) }
+            },
+        );
+        match each < panels {
+            true => (0..panels).into_par_iter().step_by(each).for_each(run),
+            false => run(0),
+        }
     });
 }
 

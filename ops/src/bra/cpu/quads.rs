@@ -97,13 +97,7 @@ impl Channels {
                     for (place, &pixel) in (first..).zip(region) {
                         let row = to.wrapping_add(place * width);
                         // SAFETY: both lie inside, as just checked; `A::run` makes sure of the instruction set.
-                        unsafe {
-                            if self.dim < width {
-                                let last = row.add(width - A::Vector::<T>::LANES);
-                                store(A::Vector::<T>::zero(), last);
-                            }
-                            put_row::<T, A::Vector<T>, false>(map.add(self.of(pixel)), row, self.dim);
-                        }
+                        unsafe { put_row::<T, A::Vector<T>, false>(map.add(self.of(pixel)), row, self.dim) };
                     }
                 }
             },
