@@ -18,7 +18,7 @@ summary=$out/summary.txt
 kept=${TMPDIR:-/tmp}/biformer-gpu
 logs=$kept/logs
 # Start afresh: otherwise a host that was used before would run its old files.
-rm -rf target/gpu "$logs" "$out"/{summary.txt,all.log,profiles.txt,kernels.txt,plans.txt,{infer,train}.csv.xz,cifar10.tar.xz}
+rm -rf target/gpu "$logs" "$out"/{summary.txt,all.log,profiles.txt,kernels.txt,plans.txt,{infer,train}.csv.gz,cifar10.tar.xz}
 mkdir -p "$out" "$logs" "$kept/kernels"
 tar -C target -xJf target/gpu.tar.xz 2>/dev/null || python3 -m tarfile -e target/gpu.tar.xz target || exit
 [[ ! -d target/gpu/kernels ]] || cp -r target/gpu/kernels "$kept/"
@@ -218,7 +218,8 @@ quick() {
             export BIFORMER_ONE_STREAM=1 ;;
         esac
         # Only a training step does two things at once.
-        [[ $mode == infer ]] || BIFORMER_ONE_STREAM=1 measure 30 quick-small-train-one-stream "${small[@]}" --mode train --steps 10
+        [[ $mode == infer ]] ||
+            BIFORMER_ONE_STREAM=1 measure 30 quick-small-train-one-stream "${small[@]}" --mode train --steps 10
         measure 30 "quick-small-$mode-again" "${small[@]}" --mode $mode --steps 10
         BIFORMER_UNRECORDED=1 measure 30 "quick-small-$mode-unrecorded" "${small[@]}" --mode $mode --steps 10
         BIFORMER_UNTRIED_PRODUCTS=1 measure 30 "quick-small-$mode-untried" "${small[@]}" --mode $mode --steps 10
@@ -274,7 +275,7 @@ kernels() {
         try 90 "kernels-$mode" ncu --profile-from-start off --clock-control none --cache-control none \
             --metrics gpu__time_duration.sum --csv --print-units base --log-file "$logs/$mode.csv" \
             "${small[@]}" --mode $mode --steps 2 --profile || continue
-        xz -c "$logs/$mode.csv" >"$out/$mode.csv.xz"
+        gzip -c "$logs/$mode.csv" >"$out/$mode.csv.gz"
         # To a file first: head would close a pipe before everything is written.
         if ! python3 benches/gpu/kernels.py <"$logs/$mode.csv" >"$logs/$mode.txt"; then
             note FAILED 1 0 "kernels-$mode-table"

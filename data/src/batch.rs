@@ -55,8 +55,9 @@ impl Batch {
 
     /// Whether there are as many images, labels (if any) and targets (if any) as the shape says.
     pub fn is_whole(&self) -> bool {
-        let [count, height, width, channels] = self.shape;
-        self.images.len() == count * height * width * channels
+        let count = self.shape[0];
+        let numbers = self.shape.iter().try_fold(1, |numbers: usize, &extent| numbers.checked_mul(extent));
+        numbers == Some(self.images.len())
             && (self.labels.is_empty() || self.labels.len() == count)
             && self.targets.len().is_multiple_of(count.max(1))
     }

@@ -3,7 +3,8 @@
 use crate::biformer::{BiFormer, part_of};
 use crate::config::ModelConfig;
 use crate::error::Result;
-use crate::pass::{Mode, Pass, Trace};
+use crate::pass::{Mode, Pass};
+use crate::trace::Trace;
 use autograd::gradcheck::{difference_of_parameter, nan_max, sample};
 use autograd::{Gradients, Parameters, Tape, Var};
 use tensor::rng::Philox;

@@ -24,7 +24,7 @@
 //! | `block.rs`, `attention.rs`, `mlp.rs`, `layers.rs` | a block; how it attends; its MLP; layers |
 //! | `attention_weights.rs` | what is recorded of an attention's weights, to be shown |
 //! | `factors.rs` | parameters as products take them |
-//! | `pass.rs` | what the layers of one pass share: the tape, the mode, random streams |
+//! | `pass.rs`, `trace.rs` | what the layers of one pass share: the tape, the mode, random streams; what it leaves |
 //! | `state.rs` | parameters and running statistics, their names and initial values |
 //! | `recognised.rs` | state_dicts of other programs: what wraps their names, and which of the named models they are of |
 //! | `weights.rs`, `files.rs`, `header.rs`, `elements.rs`, `pth/` | state_dicts, in safetensors and PyTorch's own files |
@@ -59,6 +59,7 @@ mod regions;
 mod run;
 mod safely;
 mod state;
+mod trace;
 mod weights;
 
 pub use attention::Attention;
@@ -72,10 +73,11 @@ pub use gradcheck::{GRADIENT_TOLERANCE, PartCheck, check_gradients, images_to_ch
 pub use layers::{BatchNorm, Conv, DepthwiseConv, LayerNorm, Linear};
 pub use mlp::Mlp;
 pub use overrides::{FIELDS, bare_number, field_name};
-pub use pass::{Mode, Pass, Trace};
+pub use pass::{Mode, Pass};
 pub use presets::{PRESETS, Preset, preset};
 pub use recognised::recognised;
 pub use regions::Routes;
 pub use run::Output;
 pub use safely::{copy_safely, ensure_writable, remove_leftovers, write_safely};
 pub use state::{Builder, Init, RunningStatistics, StatisticsId};
+pub use trace::Trace;

@@ -1,7 +1,7 @@
 //! What a model is made of besides its structure: parameters and running statistics, created by name.
 
 use crate::error::{Error, Result};
-use crate::pass::Trace;
+use crate::trace::Trace;
 use autograd::{ParamId, Parameters, ParametersBuilder};
 use std::collections::HashSet;
 use std::fmt;
