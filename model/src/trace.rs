@@ -16,8 +16,8 @@ pub struct Trace {
     /// Where the regions of each routed attention looked, in order. On the CPU, images that skipped an attention in
     /// training, by stochastic depth, have no rows there, nor in `attention_weights`.
     pub routes: Vec<Routes>,
-    /// The maps after each merging and each stage, (N, H, W, C), if [`Pass::keep_maps`](crate::Pass::keep_maps) was called: `down0`, `stage0`,
-    /// and so on.
+    /// The maps after each merging and each stage, (N, H, W, C), if [`Pass::keep_maps`](crate::Pass::keep_maps) was
+    /// called: `down0`, `stage0`, and so on.
     pub maps: Vec<(String, Tensor)>,
     /// How much the token at a point attends to each of its map (N, H, W), f32, in each attention in order, if
     /// [`Pass::attention_from`](crate::Pass::attention_from) was called: the mean of the heads' weights, 0 where it does not look at all.
