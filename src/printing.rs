@@ -93,6 +93,15 @@ pub fn capitalized(word: &str) -> String {
     first.to_ascii_uppercase() + rest
 }
 
+/// Seconds as minutes and seconds, or hours and minutes.
+pub fn clock(seconds: f64) -> String {
+    let seconds = seconds.clamp(0.0, 1e9) as u64;
+    match seconds {
+        0..3600 => format!("{}:{:02}", seconds / 60, seconds % 60),
+        _ => format!("{}h{:02}", seconds / 3600, seconds / 60 % 60),
+    }
+}
+
 /// The ending of a noun that is counted.
 pub fn plural(count: usize) -> &'static str {
     if count == 1 { "" } else { "s" }

@@ -131,7 +131,7 @@ pub trait Dataset: Send + Sync {
 
 /// Opens one split of a data set: `"embedded"`, or a path whose layout is recognised.
 ///
-/// | layout | what is there (in the folder, or one folder down) |
+/// | layout | what is there |
 /// |---|---|
 /// | CIFAR-10 | `cifar-10-batches-bin/` with `data_batch_1.bin` to `_5.bin`, `test_batch.bin`, `batches.meta.txt` |
 /// | CIFAR-100 | `cifar-100-binary/` with `train.bin`, `test.bin`, `fine_label_names.txt` |

@@ -172,7 +172,7 @@ pub enum Error {
     /// ends the epoch with it.
     #[error("{0}")]
     Other(Box<dyn std::error::Error + Send + Sync>),
-    /// A loader thread could not be started, or the making of a batch panicked.
+    /// A loader thread could not be started, the making of a batch panicked, or it was told to stop.
     #[error("a loader thread failed: {0}")]
     Worker(String),
 }
@@ -228,8 +228,7 @@ fn lacks_resources(cause: &io::Error) -> bool {
 
 impl Error {
     /// Whether it is the fault of an image, in whose place another one may be shown. Where there is too little memory it
-    /// is not: what a run learns from may not depend on how busy the machine is. (A worker's fault is that it was told
-    /// to stop.)
+    /// is not: what a run learns from may not depend on how busy the machine is.
     pub fn is_of_image(&self) -> bool {
         match self {
             Self::Label { .. } | Self::Index { .. } | Self::Other(_) | Self::Worker(_) => false,

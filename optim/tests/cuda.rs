@@ -114,13 +114,16 @@ fn an_average_that_is_taken_along_has_the_bits_of_one_that_follows() {
 #[test]
 fn gradients_whose_squares_overflow_are_refused_unless_they_are_clipped() {
     let Some(gpu) = Gpu::for_tests(3) else { return };
-    for (max_norm, refused) in [(f64::INFINITY, true), (1.0, false)] {
-        let mut parameters = parameters(DType::F32).to_device(&Device::Cuda(gpu.clone())).unwrap();
+    // A norm beyond f32 is refused even if it is clipped.
+    for (device, (large, max_norm, refused)) in [Device::Cpu, Device::Cuda(gpu)].into_iter().flat_map(|device| {
+        [(1e21, f64::INFINITY, true), (1e21, 1.0, false), (3.4e38, 1.0, true)].map(|case| (device.clone(), case))
+    }) {
+        let mut parameters = parameters(DType::F32).to_device(&device).unwrap();
         let mut gradients = Gradients::new(&parameters).unwrap();
         let mut adamw = AdamW::new(&parameters, AdamWConfig::default()).unwrap();
-        give(&parameters, &mut gradients, |i| if i == 1 { 1e21 } else { 1.0 });
+        give(&parameters, &mut gradients, |i| if i < 2 { large } else { 1.0 });
         let step = adamw.step_clipped(&mut parameters, &mut gradients, 0.1, max_norm);
-        assert_eq!(matches!(step, Err(Error::NonFinite { .. })), refused, "clipped to {max_norm}: {step:?}");
+        assert_eq!(matches!(step, Err(Error::NonFinite { .. })), refused, "{large} clipped to {max_norm}: {step:?}");
     }
 }
 

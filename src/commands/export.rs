@@ -32,7 +32,7 @@ const UNAVERAGED: &str = "--unaveraged: there is one set of weights in the file;
 
 pub fn run(arguments: &Arguments) -> Result<Status> {
     arguments.threads.run(|| {
-        ensure_output("--output", &arguments.output, Kind::Weights)?;
+        ensure_output("--output", arguments.output.as_path(), Kind::Weights)?;
         let stored = Stored::read(&arguments.checkpoint)?;
         stored.note_better(&arguments.checkpoint, "--checkpoint");
         let mut weights = match stored {
@@ -62,7 +62,7 @@ fn note_unpublished(config: &ModelConfig) {
         tell!(
             io::stderr(),
             "note: the published code has four stages, strides of 2 and 2 in the stem, and 8 heads in the last stage, so it \
-             cannot use these weights; benches/peers/biformer_torch.py has this model in PyTorch"
+             cannot use these weights; docs/weights.md says which models benches/peers/biformer_torch.py has in PyTorch"
         );
     }
 }

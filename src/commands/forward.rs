@@ -70,7 +70,7 @@ enum Dtype {
 
 pub fn run(arguments: &Arguments) -> Result<Status> {
     arguments.threads.run(|| {
-        ensure_output("--output", &arguments.output, Kind::Tensors)?;
+        ensure_output("--output", arguments.output.as_path(), Kind::Tensors)?;
         compute(arguments)?;
         Ok(Status::Done)
     })

@@ -11,6 +11,7 @@ macro_rules! say {
 
 mod bench;
 mod check;
+mod compare;
 mod devices;
 mod eval;
 mod export;
@@ -60,6 +61,8 @@ enum Command {
     Train(train::Arguments),
     /// Measures a trained model on a data set, by default on the images that training evaluates on.
     Eval(eval::Arguments),
+    /// Lists runs by their accuracy, with the settings that set them apart, and draws their curves.
+    Compare(compare::Arguments),
     /// Classifies pictures.
     Predict(predict::Arguments),
     /// Reads all images of a data set, names those that cannot be read, and says how many are duplicated across splits
@@ -103,6 +106,8 @@ fn with_tip(mut error: clap::Error, arguments: &[OsString]) -> clap::Error {
             let is_file = |name: &&OsString| name.as_encoded_bytes().starts_with(b"-") && Path::new(name).exists();
             let file = arguments.iter().find(is_file);
             let file = file.map(|file| format!("a file of this name is {}", quoted(file.display())));
+            let of_runs = arguments.get(1).is_some_and(|command| command == "compare") && option == "--checkpoint";
+            let file = file.or_else(|| of_runs.then(|| "runs are named without an option".to_owned()));
             file.or_else(|| Some(format!("options come after the command: {}", with_command(option, arguments)?)))
         }
         (ErrorKind::UnknownArgument, Some(ContextValue::String(word))) => {
@@ -178,7 +183,7 @@ enum Status {
     CheckFailed,
     /// It ran, but had to skip some inputs, which it has named: exit status 2.
     InputsSkipped,
-    /// It was asked to stop, by Ctrl-C or another signal, and ends by that: exit status 130, 143 or 129 to a shell.
+    /// It was asked to stop, by Ctrl-C or another signal, and ends by that: exit status 130, 143, 129 or 138 to a shell.
     Interrupted,
 }
 
@@ -203,6 +208,7 @@ fn run(cli: Cli) -> Result<Status> {
     match cli.command.unwrap_or(Command::Train(Default::default())) {
         Command::Train(arguments) => train::run(&arguments),
         Command::Eval(arguments) => eval::run(&arguments),
+        Command::Compare(arguments) => compare::run(&arguments),
         Command::Predict(arguments) => predict::run(&arguments),
         Command::Check(arguments) => check::run(&arguments),
         Command::Shrink(arguments) => shrink::run(&arguments),

@@ -33,8 +33,10 @@ pub enum Kind {
 }
 
 /// Checks, before the work, that a result can be written, and that it overwrites nothing but an earlier result of the
-/// same kind: a typing mistake must not cost a checkpoint, or the files that the results are computed from.
-pub fn ensure_output(option: &str, path: &Path, kind: Kind) -> Result<()> {
+/// same kind: a typing mistake must not cost a checkpoint, or the files that the results are computed from. Where no
+/// path is named, there is nothing to check.
+pub fn ensure_output<'p>(option: &str, path: impl Into<Option<&'p Path>>, kind: Kind) -> Result<()> {
+    let Some(path) = path.into() else { return Ok(()) };
     if path == Path::new("-") {
         bail!("{option} -: results go to files; name one (./- for one of that name)");
     }

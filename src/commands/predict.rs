@@ -157,7 +157,7 @@ fn open(arguments: &Arguments) -> Result<Opened> {
         return Err(last.1);
     }
     if let Some(file) = &arguments.attention {
-        ensure_output("--attention", file, Kind::Picture)?;
+        ensure_output("--attention", file.as_path(), Kind::Picture)?;
     }
     let TrainedModel { mut model, mut config, mut data, named } = arguments.trained.load()?;
     if let Some(file) = &arguments.classes {

@@ -54,7 +54,7 @@ pub struct Arguments {
     recompute: Option<Recompute>,
     #[arg(long, value_name = "X", help = usual("The highest learning rate", |run| run.schedule.peak.to_string()))]
     lr: Option<f64>,
-    /// Decides initial weights, order, augmentation and dropped blocks; 0 to 2^63 - 1.
+    /// Decides initial weights, order, augmentation and dropped branches; 0 to 2^63 - 1.
     #[arg(long, value_name = "N", value_parser = whole(0..=i64::MAX as u64))]
     seed: Option<u64>,
     #[arg(long, value_name = "NAME", help = DEVICE_HELP)]

@@ -1,10 +1,11 @@
 //! Fields of a run by name, as `--set` takes them.
 
-use super::RunConfig;
 use super::changes::DEFAULT_MODEL;
+use super::{RunConfig, WITHOUT_EFFECT};
 use crate::printing::one_line;
+use anyhow::Result;
 use model::{FIELDS, did_you_mean, field_name, nearest};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use toml::{Table, Value};
 
 /// What other trainers call some of them.
@@ -89,13 +90,44 @@ pub fn subnormal(config: &Table) -> Option<(String, f64)> {
     fields(config).into_iter().find_map(|(name, value)| Some((name, number(value)?)))
 }
 
-/// The fields in which two configurations differ, and their values in `here` and in `there`.
-pub fn differences(here: &Table, there: &Table) -> Vec<(String, String, String)> {
-    let show = |value: &Value| match value {
+/// A value as a user reads it.
+pub fn show(value: &Value) -> String {
+    match value {
         // As 1e-300, not with all its zeros.
         Value::Float(number) => format!("{number:?}"),
-        other => one_line(&other.to_string()),
-    };
+        other => {
+            let text = other.to_string();
+            if text.contains('\n') { one_line(&text) } else { text }
+        }
+    }
+}
+
+impl RunConfig {
+    /// What sets each of these runs apart from the others: its values of the fields in which they are not all alike. Left
+    /// out are those that change no bit of a result, and a model's own fields where the models are others and each has its
+    /// preset's.
+    pub fn set_apart(runs: &[&Self]) -> Result<Vec<BTreeMap<String, Value>>> {
+        let table_of = |config: &Self| {
+            let table = Table::try_from(config)?;
+            Ok(fields(&table).into_iter().map(|(name, value)| (name, value.clone())).collect::<BTreeMap<_, _>>())
+        };
+        let mut all = runs.iter().map(|run| table_of(run)).collect::<Result<Vec<_>>>()?;
+        let presets = runs.iter().map(|run| table_of(&Self::for_model(&run.model)?)).collect::<Result<Vec<_>>>()?;
+        let names: BTreeSet<String> = all.iter().flat_map(BTreeMap::keys).cloned().collect();
+        let differs = |name: &String| {
+            let alike = all.windows(2).all(|pair| pair[0].get(name) == pair[1].get(name));
+            let of_presets = || all.iter().zip(&presets).all(|(run, preset)| run.get(name) == preset.get(name));
+            let of_model = name.starts_with("architecture.");
+            !(alike || WITHOUT_EFFECT.contains(&name.as_str()) || of_model && of_presets())
+        };
+        let differing: BTreeSet<String> = names.into_iter().filter(differs).collect();
+        all.iter_mut().for_each(|run| run.retain(|name, _| differing.contains(name)));
+        Ok(all)
+    }
+}
+
+/// The fields in which two configurations differ, and their values in `here` and in `there`.
+pub fn differences(here: &Table, there: &Table) -> Vec<(String, String, String)> {
     let there: HashMap<String, &Value> = fields(there).into_iter().collect();
     let differing = fields(here).into_iter().filter(|(name, value)| there.get(name) != Some(value));
     let shown = |(name, value): (String, &Value)| {

@@ -11,6 +11,7 @@ mod schedule;
 
 pub use average::AverageConfig;
 pub use changes::{Changes, DEFAULT_MODEL, merge};
+pub use fields::show;
 pub use preprocessing::Preprocessing;
 pub use recompute::Recompute;
 pub use schedule::{ScheduleConfig, ScheduleRule};
@@ -35,6 +36,9 @@ pub const MAX_COUNT: usize = 1 << 20;
 /// Fields that may change when a run is resumed. All others determined what has already been computed.
 const CHANGEABLE: [&str; 9] =
     ["data", "out", "epochs", "device", "precision", "threads", "recompute", "max_bad_images", "checkpoint_every"];
+
+/// Fields that change no bit of a result.
+const WITHOUT_EFFECT: [&str; 4] = ["out", "threads", "recompute", "checkpoint_every"];
 
 /// Everything that decides what a training run computes. The effective one is written to the run folder.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -154,6 +154,13 @@ pub(super) fn shortened(text: &str, height: f64, width: f64) -> Result<String> {
     Ok(text + "…")
 }
 
+/// The same, shortened at its front.
+pub(super) fn end_of(text: &str, height: f64, width: f64) -> Result<String> {
+    let turned = |text: &str| text.chars().rev().collect::<String>();
+    let composed: String = text.nfc().collect();
+    Ok(turned(&shortened(&turned(&composed), height, width)?))
+}
+
 /// An image scaled to the largest size that fits into a square of the page, at the page's finer resolution. The pixels
 /// of a small image stay visible as squares; larger images are interpolated.
 pub(super) fn fitted(image: &RgbImage, side: u32) -> RgbImage {
@@ -242,6 +249,8 @@ mod tests {
         assert_eq!(shortened("stages.2.17.attn", 15.0, 192.0)?, "stages.2.17.attn");
         let short = shortened(&"attention.".repeat(9), 15.0, 192.0)?;
         assert!(short.starts_with("attention.att") && short.ends_with('…') && text_width(&short, 15.0)? <= 192.0);
+        let short = end_of(&format!("{}A\u{308}7", "attention.".repeat(9)), 15.0, 192.0)?;
+        assert!(short.starts_with('…') && short.ends_with("ion.Ä7") && text_width(&short, 15.0)? <= 192.0, "{short}");
         Ok(())
     }
 

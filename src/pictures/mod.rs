@@ -3,6 +3,8 @@
 //! | file | what it holds |
 //! |---|---|
 //! | `curves.rs` | `curves.png`: loss and accuracy over the epochs |
+//! | `comparison.rs` | the accuracies of several runs over their epochs |
+//! | `panel.rs` | a plot of either: its curves, with names and axes |
 //! | `routes.rs` | `routing.png`: where a region of an image looks |
 //! | `attention.rs` | what a point of an image attends to |
 //! | `confusion.rs` | what the images of each class were taken for |
@@ -17,10 +19,12 @@
 
 pub mod attention;
 mod canvas;
+pub mod comparison;
 pub mod confusion;
 pub mod curves;
 mod gallery;
 mod overlay;
+mod panel;
 pub mod routes;
 pub mod scaling;
 
@@ -41,6 +45,10 @@ const AXIS: RGBColor = RGBColor(168, 174, 180);
 const GRID: RGBColor = RGBColor(229, 232, 235);
 const BLUE: RGBColor = RGBColor(0, 114, 178);
 const VERMILION: RGBColor = RGBColor(213, 94, 0);
+const GREEN: RGBColor = RGBColor(0, 158, 115);
+const ORANGE: RGBColor = RGBColor(230, 159, 0);
+const PURPLE: RGBColor = RGBColor(204, 121, 167);
+const SKY: RGBColor = RGBColor(86, 180, 233);
 
 /// The heights of text, in pixels.
 const HEADING: f64 = 19.0;

@@ -9,6 +9,7 @@ use crate::config::RunConfig;
 use anyhow::{Context, Result, bail};
 use model::TensorFile;
 use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
@@ -57,6 +58,17 @@ impl Progress {
     /// The last epoch, and the best so far.
     pub fn last_and_best(&self) -> Option<[EpochMetrics; 2]> {
         EpochMetrics::last_and_best(&self.epochs)
+    }
+
+    /// What a checkpoint's metadata say. Errors: they are no checkpoint's, or those of [`parse`](Self::parse).
+    pub(super) fn of(metadata: &HashMap<String, String>) -> Result<Self> {
+        match entry(metadata, "format")? {
+            FORMAT => Self::parse(entry(metadata, "progress")?).context("its progress"),
+            trained::FORMAT => bail!("it has weights alone, as \"biformer export\" writes them"),
+            format => {
+                bail!("it is of format \"{format}\", this program reads \"{FORMAT}\"; use the program that wrote it")
+            }
+        }
     }
 
     /// Reads it from where a checkpoint has it. Errors: epochs that are not numbered from 1 on, and impossible scores.
@@ -117,29 +129,19 @@ impl Checkpoint {
 
     /// The progress that a checkpoint stores; of the file, only the metadata are read.
     pub fn read_progress(path: &Path) -> Result<Progress> {
-        let metadata = TensorFile::read_metadata(path)?;
-        if metadata.get("format").is_none_or(|format| format != FORMAT) {
-            bail!("{}: no checkpoint", path.display());
-        }
-        Progress::parse(metadata.get("progress").map_or("", String::as_str))
+        Progress::of(&TensorFile::read_metadata(path)?)
     }
 
     pub(super) fn parse(path: PathBuf, file: TensorFile) -> Result<Self> {
         let shown = path.display().to_string();
         let parse = || {
-            match entry(&file, "format")? {
-                FORMAT => {}
-                trained::FORMAT => bail!(
+            if file.metadata.get("format").is_some_and(|format| format == trained::FORMAT) {
+                bail!(
                     "it has weights alone, as \"biformer export\" writes them, from which no run can go on; start a new \
                      one with --weights"
-                ),
-                format => {
-                    bail!(
-                        "it is of format \"{format}\", this program reads \"{FORMAT}\"; use the program that wrote it"
-                    )
-                }
+                );
             }
-            let progress = Progress::parse(entry(&file, "progress")?).context("its progress")?;
+            let progress = Progress::of(&file.metadata)?;
             let described = Described::parse(path, file)?;
             if progress.epoch() > described.config.epochs {
                 bail!("it is in epoch {} of a run of {}", progress.epoch() + 1, described.config.epochs);

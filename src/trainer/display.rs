@@ -9,7 +9,7 @@ use crate::config::RunConfig;
 use crate::data_notes::{distinct_notes, images_per_class, lost_classes, warn_of};
 use crate::device::{DeviceName, Precision};
 use crate::paths::quoted;
-use crate::printing::{bar, plural, tell};
+use crate::printing::{bar, clock, plural, tell};
 use anyhow::Error;
 use data::{Batch, Dataset, Loader, Split, size_of_image};
 use indicatif::ProgressBar;
@@ -296,15 +296,6 @@ fn message(progress: &Progress, epochs: usize, seconds_left: f64, images_per_sec
         100.0 * progress.score.accuracy(),
         clock(seconds_left)
     )
-}
-
-/// Seconds as minutes and seconds, or hours and minutes.
-fn clock(seconds: f64) -> String {
-    let seconds = Duration::from_secs_f64(seconds.clamp(0.0, 1e9)).as_secs();
-    match seconds {
-        0..3600 => format!("{}:{:02}", seconds / 60, seconds % 60),
-        _ => format!("{}h{:02}", seconds / 3600, seconds / 60 % 60),
-    }
 }
 
 #[cfg(test)]

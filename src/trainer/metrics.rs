@@ -51,7 +51,7 @@ impl EpochMetrics {
     }
 
     /// Whether more test images are right, or as many and the loss is smaller.
-    fn beats(&self, other: &Self) -> bool {
+    pub(crate) fn beats(&self, other: &Self) -> bool {
         let ahead = self.test_accuracy - other.test_accuracy;
         ahead > 0.0 || ahead == 0.0 && self.test_loss < other.test_loss
     }
@@ -75,7 +75,7 @@ pub struct Timing {
     /// Epochs done, from 1.
     pub epoch: usize,
     /// The duration of the epoch or, if the run was resumed within it, of what was left of it.
-    seconds: f64,
+    pub(super) seconds: f64,
     /// None if all batches had been done before the run was resumed.
     images_per_second: Option<f64>,
     /// Which share of its training waited for images. On a GPU, which works meanwhile, this is not known.

@@ -10,6 +10,7 @@
 //! | `average.rs` | the moving average of weights and running statistics |
 //! | `checkpoint.rs` | what a run must remember to resume bit for bit, and how it is stored |
 //! | `saving.rs` | when it is stored within an epoch |
+//! | `summary.rs` | what a run's folder tells of it, without its weights |
 //! | `stored.rs` | any file of weights, whether a run wrote it or not |
 //! | `data_facts.rs` | what a run must remember of its data |
 //! | `trained.rs` | what of a checkpoint is needed to use a trained model |
@@ -40,6 +41,7 @@ mod saving;
 pub mod score;
 mod stopwatch;
 pub mod stored;
+pub mod summary;
 pub mod trained;
 
 use crate::config::{Changes, RunConfig};

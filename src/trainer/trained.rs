@@ -8,6 +8,7 @@ use crate::printing::tell;
 use anyhow::{Context, Result, bail};
 use data::{Statistics, class_among, imagenet_classes};
 use model::{BiFormer, TensorFile, recognised};
+use std::collections::HashMap;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -61,8 +62,7 @@ impl Described {
 
     /// The weights in a file that was read. Errors: their description is missing or invalid.
     pub fn parse(path: PathBuf, file: TensorFile) -> Result<Self> {
-        let config = RunConfig::parse(entry(&file, "config")?)?;
-        let data: DataFacts = serde_json::from_str(entry(&file, "data")?).context("its data")?;
+        let (config, data) = description(&file.metadata)?;
         let (named, classes) = (data.classes.len(), config.architecture.num_classes);
         if named != classes {
             bail!("it names {named} classes for a model of {classes}");
@@ -120,9 +120,15 @@ impl Described {
     }
 }
 
+/// What a file's metadata describe: the run's configuration, and what it was trained on.
+pub(super) fn description(metadata: &HashMap<String, String>) -> Result<(RunConfig, DataFacts)> {
+    let config = RunConfig::parse(entry(metadata, "config")?)?;
+    Ok((config, serde_json::from_str(entry(metadata, "data")?).context("its data")?))
+}
+
 /// An entry of a file's metadata.
-pub fn entry<'f>(file: &'f TensorFile, key: &str) -> Result<&'f str> {
-    file.metadata.get(key).map(String::as_str).with_context(|| {
+pub(super) fn entry<'m>(metadata: &'m HashMap<String, String>, key: &str) -> Result<&'m str> {
+    metadata.get(key).map(String::as_str).with_context(|| {
         format!("it says no \"{key}\"; expected one that \"biformer train\" or \"biformer export\" wrote")
     })
 }

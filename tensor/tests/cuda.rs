@@ -4,7 +4,7 @@ use standin::Standin;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use tensor::cuda::nvidia::compiler::version;
-use tensor::cuda::{Gemm, Gpu, Matrix, Module, elements, partial_sums};
+use tensor::cuda::{Gemm, Gpu, MULTIPROCESSORS, Matrix, Module, elements, partial_sums, with_multiprocessors};
 use tensor::{DType, Device, Error, Tensor, bf16};
 
 fn numbers(count: usize) -> Vec<f32> {
@@ -188,20 +188,25 @@ fn blocks_finish_their_sums() {
     let device = Device::Cuda(gpu);
     let in_f64 = [(1, 1, 1), (3, 1, 20), (2, 257, 5), (1, 9000, 3), (2, 513, 200), (400, 300, 2), (3000, 2, 2)];
     let in_f64 = in_f64.map(|shape| (DType::F64, shape));
-    for (dtype, (outer, rows, columns)) in [&in_f64[..], &[(DType::Bf16, (1, 33_000, 64))]].concat() {
+    let in_bf16 = [(DType::Bf16, (1, 33_000, 64))];
+    let cases = [&in_f64[..], &in_bf16].concat().into_iter().map(|case| (case, MULTIPROCESSORS));
+    // Blocks that have several batches of rows each.
+    let of_batches = [(1, 9000, 3), (2, 513, 200)].map(|shape| ((DType::F64, shape), 1));
+    for ((dtype, (outer, rows, columns)), multiprocessors) in cases.chain(of_batches) {
         let numbers: Vec<f64> = (0..outer * rows * columns).map(|i| (i % 17) as f64).collect();
         let there = |tensor: Tensor, dtype| tensor.cast(dtype).unwrap().to_device(&device).unwrap();
         let x = there(Tensor::from_slice(&numbers, [outer, rows, columns]).unwrap(), dtype);
         let mut sums = there(Tensor::full([outer, columns], f64::NAN), dtype.of_sums());
         for times in [1.0, 2.0] {
-            elements::sum_rows(&x, [outer, rows, columns], sums.as_out("test", times > 1.0).unwrap()).unwrap();
+            let out = sums.as_out("test", times > 1.0).unwrap();
+            with_multiprocessors(multiprocessors, || elements::sum_rows(&x, [outer, rows, columns], out)).unwrap();
             let sum = |place: usize| -> f64 {
                 let (outer, column) = (place / columns, place % columns);
                 (0..rows).map(|row| numbers[(outer * rows + row) * columns + column]).sum()
             };
             let expected: Vec<f64> = (0..outer * columns).map(|place| times * sum(place)).collect();
             let got = sums.cast(DType::F64).unwrap().to_vec::<f64>().unwrap();
-            assert_eq!(got, expected, "{outer}, {rows}, {columns}, {times}");
+            assert_eq!(got, expected, "{outer}, {rows}, {columns}, {times}, {multiprocessors}");
         }
         let mut short = Tensor::zeros_on(&device, [outer * columns + 1], dtype.of_sums()).unwrap();
         let error = elements::sum_rows(&x, [outer, rows, columns], short.as_out("test", false).unwrap());
@@ -209,6 +214,19 @@ fn blocks_finish_their_sums() {
     }
     let crowd = partial_sums(&device, DType::F32, [1025, 2, 1]);
     assert!(matches!(crowd, Err(Error::Argument { .. })), "there are not as many counters");
+}
+
+/// In blocks of several batches of rows.
+#[test]
+fn a_row_is_added_to_every_row() {
+    let Some(gpu) = Gpu::for_tests(11) else { return };
+    let device = Device::Cuda(gpu);
+    let numbers: Vec<f64> = (0..60_000).map(|i| f64::from(i % 17)).collect();
+    let mut y = Tensor::from_slice(&numbers, [20_000, 3]).unwrap().to_device(&device).unwrap();
+    let row = Tensor::from_slice(&[100.0, 200.0, 300.0], [3]).unwrap().to_device(&device).unwrap();
+    with_multiprocessors(1, || elements::add_row(y.as_out("test", true).unwrap(), &row)).unwrap();
+    let expected: Vec<f64> = numbers.iter().enumerate().map(|(i, x)| x + 100.0 * (1 + i % 3) as f64).collect();
+    assert_eq!(y.to_vec::<f64>().unwrap(), expected);
 }
 
 /// Two places, the first alone and the last alone, stored and added to; one batch of pieces, several, and none.

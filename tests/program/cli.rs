@@ -182,13 +182,16 @@ fn everything_that_is_off_can_be_trained() {
     let folder = fresh("cli-options");
     let (config, run) = (samples::config(&folder, "micro_batches = 2"), folder.join("run"));
     let with = fs::read_to_string(&config).unwrap().replace("[schedule]", "[schedule]\nrule = \"timm\"");
-    let with = with.replace("warmup_epochs = 0.5", "warmup_epochs = 1.0");
+    let with = with.replace("warmup_epochs = 0.5", "warmup_epochs = 1.0\nstart = 2e-5\nmin = 1e-5");
     fs::write(&config, with + "soft_routing = true\nlayer_scale = 0.1\n").unwrap();
     let Trained { data, .. } = of_three_epochs();
     biformer(&["train", "--config", text(&config), "--data", text(data), "--out", text(&run)]).ok();
     let metrics = metrics(&run);
     let of = |key: &str| metrics.iter().map(|line| line[key].as_f64().unwrap()).collect::<Vec<f64>>();
-    assert_eq!(of("learning_rate")[0], 1e-5, "constant within an epoch");
+    let cosine = |third: f64| 1e-5 + (0.004 - 1e-5) * (1.0 + (third * std::f64::consts::PI).cos()) / 2.0;
+    for (rate, expected) in of("learning_rate").into_iter().zip([2e-5, cosine(1.0 / 3.0), cosine(2.0 / 3.0)]) {
+        assert!((rate - expected).abs() < 1e-9, "{rate}, expected {expected}: constant within an epoch");
+    }
     assert!(of("train_loss")[2] < of("train_loss")[0], "it learns: {metrics:?}");
     let report = json(&biformer(&["eval", "--checkpoint", text(&run), "--json"]).ok().out);
     assert_eq!(report["top1"], metrics[2]["test_accuracy"]);

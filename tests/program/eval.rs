@@ -1,6 +1,6 @@
 //! What `biformer eval` measures and says of it.
 
-use crate::common::program::{biformer, copy_folder, fresh, json, json_lines, make_first_best, text};
+use crate::common::program::{biformer, copy_folder, fresh, json, json_lines, make_first_best, text, with_slashes};
 #[cfg(unix)]
 use crate::common::program::{limited, limited_command, unread};
 use crate::common::samples::{self, Trained, of_three_epochs};
@@ -262,6 +262,19 @@ fn predictions_are_a_line_for_each_image() {
         confusion[class.unwrap()][predicted.unwrap()] += 1;
     }
     assert_eq!((predictions.len(), confusion), (4, counts(&report["confusion"])));
+
+    // Without one that cannot be read, the others have the same lines.
+    let copy = file.with_file_name("copy");
+    copy_folder(data, &copy);
+    fs::write(copy.join("test/light/0.png"), "").unwrap();
+    let asked = ["--data", text(&copy), "--max-bad-images", "1"];
+    self::report(run, &[&["--split", "test", "--predictions", text(&file)][..], &asked].concat());
+    let mut expected = predictions.clone();
+    let is_gone = |line: &Value| with_slashes(line["path"].as_str().unwrap()).ends_with("test/light/0.png");
+    expected.retain(|line| !is_gone(line));
+    let (was, is) = (text(data), text(&copy));
+    expected.iter_mut().for_each(|line| line["path"] = line["path"].as_str().unwrap().replace(was, is).into());
+    assert_eq!(json_lines(&file), expected);
 
     let same = file.parent().unwrap().join(".").join("test.jsonl");
     let both = ["--predictions", text(&file), "--confusion", text(&same)];

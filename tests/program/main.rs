@@ -11,6 +11,7 @@ mod bad_values;
 mod bench;
 mod broken_pictures;
 mod cli;
+mod compare;
 mod determinism;
 mod diverging;
 mod eval;

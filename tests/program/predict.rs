@@ -246,5 +246,9 @@ fn predict_takes_the_pictures_in_a_folder() {
     let list: Vec<Value> = serde_json::from_str(&said.out).unwrap();
     let read: Vec<bool> = list.iter().map(|picture| picture["classes"].is_array()).collect();
     assert_eq!(read, [true, false, true, true, true]);
+    for picture in list.iter().filter(|picture| picture["classes"].is_array()) {
+        let alone = json(&predict(&[picture["path"].as_str().unwrap(), "--json"]).ok().out);
+        assert_eq!(*picture, alone[0], "what is said of it is of no other");
+    }
     assert!(list[1]["error"].as_str().is_some_and(|error| error.contains("empty.png")), "{list:?}");
 }

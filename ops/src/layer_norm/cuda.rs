@@ -2,7 +2,7 @@
 
 use autograd::Slot;
 use tensor::cuda::elements::add_pieces;
-use tensor::cuda::{Launch, MULTIPROCESSORS, Module, Out, pieces};
+use tensor::cuda::{Launch, MULTIPROCESSORS, Module, Out, at_most, pieces};
 use tensor::{DType, Result, Tensor};
 
 pub static KERNELS: Module = Module {
@@ -79,7 +79,7 @@ impl Shares {
         let turn = THREADS / lanes * AHEAD / packs;
         // As many blocks as registers allow to run at once, each with a whole number of turns.
         let resident = if packs == 4 { 1 } else { 4 - packs };
-        let share = rows.div_ceil(resident * MULTIPROCESSORS).max(1).next_multiple_of(turn);
+        let share = rows.div_ceil(at_most(resident * MULTIPROCESSORS)).max(1).next_multiple_of(turn);
         Self { packs, lanes, rows: share, blocks: rows.div_ceil(share).max(1) }
     }
 }

@@ -1,6 +1,6 @@
 //! Gradients of weights and biases from maps with many more rows than columns: see `tall.cuh`.
 
-use tensor::cuda::{Launch, MULTIPROCESSORS, Out};
+use tensor::cuda::{Launch, MULTIPROCESSORS, Out, at_most};
 use tensor::{DType, Result, Tensor};
 
 /// The header of kernels for such products.
@@ -64,7 +64,7 @@ impl Tall {
         };
         let whole = Self { rows, outputs, inputs, tile, pieces: 1 };
         let resident = (SHARED_MEMORY / (whole.shared() + RESERVED)).clamp(1, WARPS / warps(tile));
-        let pieces = (MULTIPROCESSORS * resident / whole.tiles()).min(rows / PIECE).max(1);
+        let pieces = (at_most(MULTIPROCESSORS * resident) / whole.tiles()).min(rows / PIECE).max(1);
         Self { pieces, ..whole }
     }
 

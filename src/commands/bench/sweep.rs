@@ -62,7 +62,7 @@ pub fn run(largest: usize, plot: Option<&Path>, json: bool) -> Result<Status> {
     if !(2 * SMALLEST..=32 * SMALLEST).contains(&largest) {
         bail!("--largest {largest}: expected {} to {}", 2 * SMALLEST, 32 * SMALLEST);
     }
-    plot.map_or(Ok(()), |path| ensure_output("--plot", path, Kind::Picture))?;
+    ensure_output("--plot", plot, Kind::Picture)?;
     let routed = Curve::measure("bra", largest, regions_per_side, |regions, qkv| {
         let grid = [regions; 2];
         let scale = (CHANNELS as f64).powf(-0.5);

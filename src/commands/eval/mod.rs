@@ -108,8 +108,8 @@ fn ensure_options(arguments: &Arguments) -> Result<()> {
     {
         bail!("--predictions and --confusion are both {}; name two files", confusion.display());
     }
-    arguments.predictions.as_deref().map_or(Ok(()), |path| ensure_output("--predictions", path, Kind::Predictions))?;
-    arguments.confusion.as_deref().map_or(Ok(()), |path| ensure_output("--confusion", path, Kind::Picture))
+    ensure_output("--predictions", arguments.predictions.as_deref(), Kind::Predictions)?;
+    ensure_output("--confusion", arguments.confusion.as_deref(), Kind::Picture)
 }
 
 /// Errors: two of these classes with one name, by which one of the data's is found among them.

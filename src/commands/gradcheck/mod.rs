@@ -66,7 +66,7 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
             }
         },
     };
-    arguments.report.as_deref().map_or(Ok(()), |path| ensure_output("--report", path, Kind::Checks))?;
+    ensure_output("--report", arguments.report.as_deref(), Kind::Checks)?;
     arguments.threads.run(|| check_all(arguments, &ops))
 }
 

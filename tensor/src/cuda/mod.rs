@@ -52,7 +52,7 @@ pub use pool::GpuStats;
 pub use prefetch::Prefetch;
 pub use recording::{Recording, Repeated};
 pub use rows::Tiles;
-pub use sums::{MULTIPROCESSORS, partial_sums, pieces};
+pub use sums::{MULTIPROCESSORS, at_most, partial_sums, pieces, with_multiprocessors};
 
 use crate::rng::Philox;
 use crate::{Error, Result, lock};

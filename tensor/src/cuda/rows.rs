@@ -1,7 +1,7 @@
 //! How the kernels that include `rows.cuh` divide a matrix (rows, columns) among blocks.
 
 use super::Launch;
-use super::sums::{partial_sums, pieces};
+use super::sums::{at_most, partial_sums, pieces};
 use crate::{DType, Result, Tensor};
 
 /// Threads of a block, and how many rows each of them asks for at once: as in the kernels.
@@ -54,7 +54,8 @@ impl Tiles {
 
     /// One batch of rows per thread, or more if there are enough blocks: starting a block costs as much as a few rows.
     pub fn sweep<'a>(&self, launch: Launch<'a>) -> Launch<'a> {
-        let pieces = self.rows.div_ceil(THREADS / self.across * BATCH).min(ENOUGH_BLOCKS.div_ceil(self.strips.max(1)));
+        let most = at_most(ENOUGH_BLOCKS).div_ceil(self.strips.max(1));
+        let pieces = self.rows.div_ceil(THREADS / self.across * BATCH).min(most);
         launch.threads(THREADS).grid([self.strips, pieces, 1])
     }
 

@@ -1,10 +1,35 @@
 //! Sums that the blocks of a launch finish themselves: see `sums.cuh`.
 
 use crate::{DType, Device, Error, Result, Tensor};
+use std::cell::Cell;
 
 /// How many multiprocessors are to be kept busy where the order of a summation depends on it: an H200's. It is constant,
 /// so that results do not depend on the GPU.
 pub const MULTIPROCESSORS: usize = 132;
+
+thread_local! {
+    static KEPT_BUSY: Cell<usize> = const { Cell::new(MULTIPROCESSORS) };
+}
+
+/// Does a test's work as if that constant were smaller: what would be a small map for so large a GPU is then one in which
+/// blocks have many turns.
+#[doc(hidden)]
+pub fn with_multiprocessors<R>(count: usize, work: impl FnOnce() -> R) -> R {
+    struct Restored(usize);
+    impl Drop for Restored {
+        fn drop(&mut self) {
+            KEPT_BUSY.set(self.0);
+        }
+    }
+    let _restored = Restored(KEPT_BUSY.replace(count));
+    work()
+}
+
+/// How many blocks a kernel has at most, if it is this many where all [`MULTIPROCESSORS`] are kept busy: all of them, but
+/// for a [test](with_multiprocessors).
+pub fn at_most(blocks: usize) -> usize {
+    (blocks * KEPT_BUSY.get()).div_ceil(MULTIPROCESSORS)
+}
 
 /// Counters of tickets that the kernels of a module have, as in `sums.cuh`.
 const COUNTERS: usize = 2048;
@@ -16,7 +41,7 @@ const MAX_BLOCKS: usize = 512;
 
 /// Into how many pieces the rows of each of `strips` sums are split: this depends on these two numbers alone.
 pub fn pieces(rows: usize, strips: usize) -> usize {
-    rows.div_ceil(PIECE).clamp(1, MAX_BLOCKS.div_ceil(strips.max(1)))
+    rows.div_ceil(PIECE).clamp(1, at_most(MAX_BLOCKS).div_ceil(strips.max(1)))
 }
 
 /// Whether there are enough counters for the blocks: one for each group of 16 or more, and one for the groups. A single

@@ -4,7 +4,7 @@ use super::super::geometry::Geometry;
 use super::{KERNELS, row};
 use crate::linear::tall;
 use tensor::cuda::elements::add_pieces;
-use tensor::cuda::{Launch, MULTIPROCESSORS, Out};
+use tensor::cuda::{Launch, MULTIPROCESSORS, Out, at_most};
 use tensor::{DType, Result, Tensor};
 
 /// As in the kernels: elements of a padded patch, rows of y whose lines are in shared memory, the most threads of a block,
@@ -61,7 +61,7 @@ impl<'a> FewChannels<'a> {
     /// As many blocks as the multiprocessors' registers have room for.
     fn pieces(&self) -> usize {
         let g = self.geometry;
-        (g.images * g.output[0]).min(MULTIPROCESSORS * if g.outputs > 32 { 2 } else { 3 })
+        (g.images * g.output[0]).min(at_most(MULTIPROCESSORS * if g.outputs > 32 { 2 } else { 3 }))
     }
 
     fn launch(&self, kernel: &str) -> Result<Launch<'a>> {

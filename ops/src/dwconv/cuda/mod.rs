@@ -5,7 +5,7 @@ mod tensor_cores;
 
 use super::geometry::Geometry;
 use std::sync::Arc;
-use tensor::cuda::{Gpu, Module, Out, partial_sums};
+use tensor::cuda::{Gpu, Module, Out, at_most, partial_sums};
 use tensor::{DType, Error, Result, Tensor};
 
 pub static KERNELS: Module = Module {
@@ -91,7 +91,7 @@ pub(crate) fn backward_weight(g: Geometry, dy: &Map, x: &Map, [dweight, dbias]: 
     let tiling = Tiling::new(g, if packed && dtype == DType::F32 { 2 } else { 1 }, 32);
     let Tiling { tiles, channels, bands, .. } = tiling;
     let all_bands = if g.is_empty() { 0 } else { g.images * bands };
-    let pieces = pieces(all_bands, BLOCKS, tiles);
+    let pieces = pieces(all_bands, at_most(BLOCKS), tiles);
     let sums = [tiles, pieces, tiling.tile() * (g.taps() + 1)];
     let mut partial = partial_sums(&x.elements.device(), dtype.of_sums(), sums)?;
     let launch = KERNELS.launch(gpu, &format!("dwconv_backward_weight<T, {}, {channels}>", g.kernel), dtype)?;
@@ -142,7 +142,7 @@ fn convolve(
     let kernel = format!("dwconv_forward<T, {}, {channels}, {lanes}>", g.kernel);
     // There is room for twice as many blocks if a thread needs few registers, and mostly if they have few warps.
     let roomy = (g.kernel == 3 && channels < 4) || 2 * tiling.threads() <= 32 * (WARPS + 1);
-    let pieces = pieces(g.images * bands, if roomy { 2 * BLOCKS } else { BLOCKS }, tiles);
+    let pieces = pieces(g.images * bands, at_most(if roomy { 2 * BLOCKS } else { BLOCKS }), tiles);
     let launch = KERNELS.launch(out.gpu(), &kernel, dtype)?.threads(tiling.threads()).blocks(pieces * tiles);
     let launch = launch.shared(tiling.chunks(g.kernel, dtype, &[g.kernel - 1]));
     let launch = launch.pointer(x_address).count(x.stride).input(weight)?.int(residual.into()).int(turned.into());

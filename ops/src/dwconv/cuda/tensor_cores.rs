@@ -3,7 +3,7 @@
 use super::super::geometry::Geometry;
 use super::KERNELS;
 use std::sync::Arc;
-use tensor::cuda::{Gpu, Launch, MULTIPROCESSORS, Out, partial_sums};
+use tensor::cuda::{Gpu, Launch, MULTIPROCESSORS, Out, at_most, partial_sums};
 use tensor::{DType, Device, Result, Tensor};
 
 /// As in the kernels: columns of a tile, at most; its channels; rows in a group, and groups in shared memory; elements
@@ -81,7 +81,7 @@ impl Tiling {
     fn new(g: Geometry) -> Self {
         let strips = [g.channels.div_ceil(CHANNELS), g.width.div_ceil(SIDE)];
         let groups = (g.images * (g.height + g.reach())).div_ceil(GROUP);
-        let pieces = groups.clamp(1, (BLOCKS / strips.iter().product::<usize>().max(1)).max(1));
+        let pieces = groups.clamp(1, (at_most(BLOCKS) / strips.iter().product::<usize>().max(1)).max(1));
         Self { g, strips, wide: g.width.div_ceil(strips[1].max(1)), groups, pieces }
     }
 

@@ -89,6 +89,31 @@ fn patches_are_multiplied_where_they_lie() {
     }
 }
 
+/// Threads share the panels only where no two rows of C overlap; the bits are those of one thread.
+#[test]
+fn patches_have_the_same_bits_with_any_number_of_threads() {
+    let (count, k, n) = (200, 400, 200);
+    let (image, b) = (random(count + k, 1), random(k * n, 2));
+    let starts: Vec<usize> = (0..count).collect();
+    let patches = Patches { data: &image, starts: &starts, runs: &[0], len: k, step: 1 };
+    for _limited in limits(&Isa::SIMD) {
+        let packed = Packed::new(Mat::new(&b, k, n));
+        for apart in [n, n + 3, n - 1, 0] {
+            for descending in [false, true] {
+                let place = |i: usize| apart * if descending { count - 1 - i } else { i };
+                let c_starts: Vec<usize> = (0..count).map(place).collect();
+                let computed = |threads: usize| {
+                    let mut c = vec![0.0; apart * (count - 1) + n];
+                    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+                    pool.install(|| gemm_patches(patches, &packed, Out::store(&mut c), &c_starts));
+                    c
+                };
+                assert!(computed(1) == computed(3), "{apart} apart, descending: {descending}");
+            }
+        }
+    }
+}
+
 /// One element over and over makes rows without memory, so many that the number of C's elements wraps around to
 /// 100.
 #[test]
