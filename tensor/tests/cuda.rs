@@ -216,19 +216,6 @@ fn blocks_finish_their_sums() {
     assert!(matches!(crowd, Err(Error::Argument { .. })), "there are not as many counters");
 }
 
-/// In blocks of several batches of rows.
-#[test]
-fn a_row_is_added_to_every_row() {
-    let Some(gpu) = Gpu::for_tests(11) else { return };
-    let device = Device::Cuda(gpu);
-    let numbers: Vec<f64> = (0..60_000).map(|i| f64::from(i % 17)).collect();
-    let mut y = Tensor::from_slice(&numbers, [20_000, 3]).unwrap().to_device(&device).unwrap();
-    let row = Tensor::from_slice(&[100.0, 200.0, 300.0], [3]).unwrap().to_device(&device).unwrap();
-    with_multiprocessors(1, || elements::add_row(y.as_out("test", true).unwrap(), &row)).unwrap();
-    let expected: Vec<f64> = numbers.iter().enumerate().map(|(i, x)| x + 100.0 * (1 + i % 3) as f64).collect();
-    assert_eq!(y.to_vec::<f64>().unwrap(), expected);
-}
-
 /// Two places, the first alone and the last alone, stored and added to; one batch of pieces, several, and none.
 #[test]
 fn pieces_are_added_up_to_two_places() {

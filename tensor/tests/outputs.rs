@@ -1,7 +1,7 @@
 //! Tensors on a GPU as what is written, on the emulated device.
 
 use standin::Standin;
-use tensor::cuda::{Gemm, Gpu, Matrix, elements};
+use tensor::cuda::{Gemm, Gpu, Matrix, elements, with_multiprocessors};
 use tensor::{DType, Device, Error, Tensor};
 
 /// Moves tensors to the device.
@@ -57,6 +57,18 @@ fn parts_of_an_output_are_written_alone() {
     // Nothing goes anywhere, even behind the end.
     let nothing = there(Tensor::zeros([0], DType::F32));
     elements::put_within(t.as_out("test", false).unwrap(), 7, &[1], &nothing).unwrap();
+}
+
+/// In blocks of several batches of rows.
+#[test]
+fn a_row_is_added_to_every_row() {
+    let Some((_, there)) = device() else { return };
+    let numbers: Vec<f64> = (0..60_000).map(|i| f64::from(i % 17)).collect();
+    let mut y = there(Tensor::from_slice(&numbers, [20_000, 3]).unwrap());
+    let row = there(Tensor::from_slice(&[100.0, 200.0, 300.0], [3]).unwrap());
+    with_multiprocessors(1, || elements::add_row(y.as_out("test", true).unwrap(), &row)).unwrap();
+    let expected: Vec<f64> = numbers.iter().enumerate().map(|(i, x)| x + 100.0 * (1 + i % 3) as f64).collect();
+    assert_eq!(y.to_vec::<f64>().unwrap(), expected);
 }
 
 #[test]

@@ -267,13 +267,11 @@ fn predictions_are_a_line_for_each_image() {
     let copy = file.with_file_name("copy");
     copy_folder(data, &copy);
     fs::write(copy.join("test/light/0.png"), "").unwrap();
-    let asked = ["--data", text(&copy), "--max-bad-images", "1"];
-    self::report(run, &[&["--split", "test", "--predictions", text(&file)][..], &asked].concat());
+    self::report(run, &[&asked[..], &["--data", text(&copy), "--max-bad-images", "1"]].concat());
     let mut expected = predictions.clone();
-    let is_gone = |line: &Value| with_slashes(line["path"].as_str().unwrap()).ends_with("test/light/0.png");
-    expected.retain(|line| !is_gone(line));
-    let (was, is) = (text(data), text(&copy));
-    expected.iter_mut().for_each(|line| line["path"] = line["path"].as_str().unwrap().replace(was, is).into());
+    expected.retain(|line| !with_slashes(line["path"].as_str().unwrap()).ends_with("test/light/0.png"));
+    let moved = |path: &Value| path.as_str().unwrap().replace(text(data), text(&copy));
+    expected.iter_mut().for_each(|line| line["path"] = moved(&line["path"]).into());
     assert_eq!(json_lines(&file), expected);
 
     let same = file.parent().unwrap().join(".").join("test.jsonl");
