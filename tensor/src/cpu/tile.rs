@@ -92,12 +92,6 @@ pub(super) unsafe fn tiles<T: Float, V: Vector<T>, R: Rows, const HEIGHT: usize,
     rows.start + count * HEIGHT
 }
 
-/// How many elements of the inner axis are multiplied before a loop turns. In registers of up to 32 bytes a row of B has
-/// so few multiply-adds that the loop's own instructions count.
-const fn at_a_time<T: Float, V: Vector<T>>() -> usize {
-    if V::LANES * size_of::<T>() > 32 { 1 } else { 2 }
-}
-
 /// Accumulates the sums of a tile, which all start from `first`: for each index of the inner axis, an element of each
 /// row of A times a row of B.
 ///
@@ -126,24 +120,16 @@ unsafe fn add_products<T: Float, V: Vector<T>, R: Rows, const HEIGHT: usize, con
     let mut b = b.as_ptr();
     for &start in a.runs.starts {
         let mut a_column = data.wrapping_add(start);
-        macro_rules! multiply {
-            () => {
-                // SAFETY: the caller vouches for the registers and for this row of B.
-                let row: [V; COUNT] = std::array::from_fn(|j| unsafe { load(b.wrapping_add(j * V::LANES)) });
-                unrolled!(i in 0..HEIGHT => {
-                    // SAFETY: the row has this element, and the registers are there.
-                    let element = unsafe { V::splat(*a_column.wrapping_add(apart[i])) };
-                    unrolled!(j in 0..COUNT => { sums[i][j] = element.mul_add(row[j], sums[i][j]); });
-                });
-                a_column = a_column.wrapping_add(a.runs.step);
-                b = b.wrapping_add(b_row);
-            };
-        }
-        for _ in 0..a.runs.len / at_a_time::<T, V>() {
-            unrolled!(_k in 0..at_a_time::<T, V>() => { multiply!(); });
-        }
-        for _ in 0..a.runs.len % at_a_time::<T, V>() {
-            multiply!();
+        for _ in 0..a.runs.len {
+            // SAFETY: the caller vouches for the registers and for this row of B.
+            let row: [V; COUNT] = std::array::from_fn(|j| unsafe { load(b.add(j * V::LANES)) });
+            unrolled!(i in 0..HEIGHT => {
+                // SAFETY: the row has this element, and the registers are there.
+                let element = unsafe { V::splat(*a_column.wrapping_add(apart[i])) };
+                unrolled!(j in 0..COUNT => { sums[i][j] = element.mul_add(row[j], sums[i][j]); });
+            });
+            a_column = a_column.wrapping_add(a.runs.step);
+            b = b.wrapping_add(b_row);
         }
     }
     sums

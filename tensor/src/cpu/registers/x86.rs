@@ -337,9 +337,8 @@ unsafe fn spread_256(from: *const f32, dtype: DType) -> __m256 {
         if dtype == DType::F64 {
             _mm256_castpd_ps(_mm256_set1_pd(*from.cast()))
         } else {
-            // Both in each half, so that none has to move to the other.
-            let two = _mm256_castpd_ps(_mm256_set1_pd(from.cast::<f64>().read_unaligned()));
-            _mm256_permutevar_ps(two, _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1))
+            let two = _mm256_castps128_ps256(_mm_castpd_ps(_mm_set_sd(from.cast::<f64>().read_unaligned())));
+            _mm256_permutevar8x32_ps(two, _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1))
         }
     }
 }
