@@ -30,15 +30,23 @@ impl Definition for Ported {
     }
 }
 
+/// What a normalisation takes.
+fn scaled(rows: usize, channels: usize) -> Vec<Tensor> {
+    vec![uniform([rows, channels], 1), uniform([channels], 2), uniform([channels], 3)]
+}
+
+fn train<'t>(x: &[Var<'t>]) -> Result<Var<'t>> {
+    Ok(ops::batch_norm_train(&x[0], &x[1], &x[2], PLAIN)?.0)
+}
+
+fn layer_norm<'t>(x: &[Var<'t>]) -> Result<Var<'t>> {
+    ops::layer_norm(&x[0], &x[1], &x[2], 1e-5)
+}
+
 #[test]
 fn long_rows_agree_with_the_cpu() {
     let Some(gpu) = Gpu::for_tests(11) else { return };
     let device = Device::Cuda(gpu);
-    let scaled = |rows: usize, channels: usize| {
-        vec![uniform([rows, channels], 1), uniform([channels], 2), uniform([channels], 3)]
-    };
-    let train: Apply = |x| Ok(ops::batch_norm_train(&x[0], &x[1], &x[2], PLAIN)?.0);
-    let layer_norm: Apply = |x| ops::layer_norm(&x[0], &x[1], &x[2], 1e-5);
     let cases: [(&str, Vec<Tensor>, Apply); 14] = [
         ("layer_norm, four packs a lane in f64", scaled(7, 256), layer_norm),
         ("layer_norm, four packs a lane in f32", scaled(7, 512), layer_norm),
@@ -81,13 +89,8 @@ fn compare(case: &Case, device: &Device, types: &[DType]) {
 fn blocks_with_several_turns_agree_with_the_cpu() {
     let Some(gpu) = Gpu::for_tests(11) else { return };
     let device = Device::Cuda(gpu);
-    let scaled = |rows: usize, channels: usize| {
-        vec![uniform([rows, channels], 1), uniform([channels], 2), uniform([channels], 3)]
-    };
     let map = |kernel: usize| vec![uniform([3, 20, 18, 40], 1), uniform([40, 1, kernel, kernel], 2), uniform([40], 3)];
-    let train: Apply = |x| Ok(ops::batch_norm_train(&x[0], &x[1], &x[2], PLAIN)?.0);
     let with_gelu: Apply = |x| Ok(ops::batch_norm_train(&x[0], &x[1], &x[2], BatchNorm { gelu: true, ..PLAIN })?.0);
-    let layer_norm: Apply = |x| ops::layer_norm(&x[0], &x[1], &x[2], 1e-5);
     let [dwconv, residual]: [Apply; 2] =
         [|x| ops::dwconv(&x[0], &x[1], Some(&x[2])), |x| ops::dwconv_residual(&x[0], &x[1], Some(&x[2]))];
     let stem = vec![uniform([2, 24, 20, 3], 1), uniform([16, 3, 3, 3], 2), uniform([16], 3)];
