@@ -4,6 +4,7 @@ mod average;
 mod changes;
 mod fields;
 mod idle;
+mod older;
 mod preprocessing;
 mod rates;
 mod recompute;
@@ -57,7 +58,7 @@ pub struct RunConfig {
     pub weights: String,
     /// Whether `weights` must have all tensors of this model and no others, except for the head. If false, those of the
     /// same name and shape are taken over, and the model's others start random: for a model that differs in a part.
-    #[serde(default = "is_strict")]
+    #[serde(default = "older::is_strict")]
     pub strict_weights: bool,
     /// Parts of the model that are not trained, by the first parts of their parameters' names: `["downsample_layers",
     /// "stages.0"]`. Their BatchNorms keep their running statistics unchanged, and normalise by them.
@@ -67,7 +68,7 @@ pub struct RunConfig {
     pub backbone_lr: f64,
     /// What the learning rate is multiplied by from each block to the one before it, and from the head to the last block,
     /// above 0 and up to 1: early layers of good weights need less change (ELECTRA, 2020; timm's `layer_decay`).
-    #[serde(default = "no_decay")]
+    #[serde(default = "older::no_decay")]
     pub layer_decay: f64,
     /// The run folder.
     pub out: PathBuf,
@@ -374,16 +375,6 @@ impl RunConfig {
     pub fn schedule(&self, steps_per_epoch: usize) -> Result<Schedule> {
         self.schedule.over(self.epochs, steps_per_epoch)
     }
-}
-
-// What holds for runs whose configuration is older than the field.
-
-fn is_strict() -> bool {
-    true
-}
-
-fn no_decay() -> f64 {
-    1.0
 }
 
 /// A table as a configuration, or the field that is wrong, in one line.

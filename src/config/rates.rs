@@ -52,16 +52,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_run_that_began_before_there_was_a_field_goes_on() {
-        let config = RunConfig::for_model("nano").unwrap();
-        let is_older =
-            |line: &&str| !["strict_weights", "layer_decay", "vertical_flip"].iter().any(|it| line.starts_with(it));
-        let text = config.to_toml().unwrap();
-        let older: Vec<&str> = text.lines().filter(is_older).collect();
-        assert_eq!((older.len() + 3, RunConfig::parse(&older.join("\n")).unwrap()), (text.lines().count(), config));
-    }
-
-    #[test]
     fn no_more_rates_are_asked_for_than_there_can_be() {
         let mut config = RunConfig::for_model("nano").unwrap();
         config.layer_decay = 0.9;

@@ -4,7 +4,7 @@ use super::average::{Average, AverageState};
 use super::checkpoint::{Checkpoint, tensor_names};
 use super::learner::Learner;
 use super::stored::Stored;
-use super::trained::{BY_NUMBER, BY_ORDER, Described};
+use super::trained::Described;
 use crate::config::RunConfig;
 use crate::printing::plural;
 use anyhow::{Context, Error, Result, anyhow, bail};
@@ -27,10 +27,10 @@ impl Learner {
     pub fn from_weights(config: &RunConfig, weights: Stored, classes: &[String]) -> Result<Self> {
         let mut model = BiFormer::new(&config.architecture, config.seed, DType::F32)?;
         let path = &config.weights;
-        let (unfit_head, by_order) = (weights.unfit_head(path, classes), weights.goes_by_order(classes));
-        let by_number = weights.goes_by_number(classes);
+        let unfit_head = weights.unfit_head(path, classes);
         let their_model = weights.described().map(|(theirs, _)| theirs.model.clone());
-        let theirs = weights.class_names(classes).unwrap_or_default();
+        let (theirs, assumption) =
+            weights.class_names(classes).map_or_else(Default::default, |of| (of.names, of.assumption));
         let weights = weights.into_weights()?;
         let loaded = match (config.strict_weights, &unfit_head) {
             (true, None) => model.load(&weights, path).map(|_| [vec![], vec![]]),
@@ -46,7 +46,7 @@ impl Learner {
         }
         let mut notes = taken_in_part(path, &random, &unused, &model);
         let Some(reason) = unfit_head else {
-            notes.extend(by_order.then(|| format!("{path}: {BY_ORDER}")));
+            notes.extend(assumption.map(|assumption| format!("{path}: {assumption}")));
             let learner = Self { notes, ..Self::around(model, config)? };
             return learner.ensure_known(&random);
         };
@@ -54,10 +54,10 @@ impl Learner {
         let from: Vec<Option<usize>> = classes.iter().map(place).collect();
         model.load_classes(&weights, &from)?;
         let (known, all) = (from.iter().flatten().count(), classes.len());
-        notes.push(match known {
-            0 => format!("{reason}: this model gets a fresh one"),
-            _ if by_number => format!("{path}: {BY_NUMBER}"),
-            _ => format!("{reason}: this model has {known} of its {all} classes from there"),
+        notes.push(match (known, assumption) {
+            (0, _) => format!("{reason}: this model gets a fresh one"),
+            (_, Some(assumption)) => format!("{path}: {assumption}"),
+            (_, None) => format!("{reason}: this model has {known} of its {all} classes from there"),
         });
         let learner = Self { notes, ..Self::around(model, config)? };
         let layout = learner.model.parameters.layout();

@@ -45,7 +45,7 @@ impl RunFolder {
 
     /// Refuses to resume after this many epochs if the best epoch's checkpoint is of a later one, because it would be
     /// overwritten.
-    pub fn ensure_no_later_best(&self, epochs: usize) -> Result<()> {
+    pub(super) fn ensure_no_later_best(&self, epochs: usize) -> Result<()> {
         let path = self.path().join(BEST);
         match Checkpoint::read_progress(&path) {
             Ok(best) if best.epoch() > epochs => bail!(

@@ -128,7 +128,7 @@ impl Checkpoint {
     }
 
     /// The progress that a checkpoint stores; of the file, only the metadata are read.
-    pub fn read_progress(path: &Path) -> Result<Progress> {
+    pub(super) fn read_progress(path: &Path) -> Result<Progress> {
         Progress::of(&TensorFile::read_metadata(path)?)
     }
 

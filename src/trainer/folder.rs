@@ -67,7 +67,7 @@ impl RunFolder {
     }
 
     /// Writes the configuration.
-    pub fn write_config(&self, config: &RunConfig) -> Result<()> {
+    pub(super) fn write_config(&self, config: &RunConfig) -> Result<()> {
         self.write(CONFIG, config.to_toml()?.as_bytes())
     }
 
@@ -96,7 +96,7 @@ impl RunFolder {
 
     /// Prints a note if config.toml has been edited, since that has no effect: a run resumes with the configuration in
     /// its checkpoint. So it does if the file cannot be read.
-    pub fn note_edits(&self, config: &RunConfig) -> Result<()> {
+    pub(super) fn note_edits(&self, config: &RunConfig) -> Result<()> {
         let is_own = |bytes: &[u8]| {
             let text = str::from_utf8(bytes).ok();
             bytes.is_empty() || text.is_some_and(|text| RunConfig::parse(text).is_ok_and(|written| written == *config))
@@ -117,7 +117,7 @@ impl RunFolder {
     }
 
     /// Adds advice to the error of something that could not be saved.
-    pub fn unsaved(&self, error: Error) -> Error {
+    pub(super) fn unsaved(&self, error: Error) -> Error {
         let mend = match kind(&error) {
             _ if is_full(&error) => "make room",
             Some(io::ErrorKind::FileTooLarge) => "allow larger files (ulimit -f)",
@@ -167,13 +167,13 @@ impl RunFolder {
     }
 
     /// Draws the training curves.
-    pub fn draw_curves(&self, progress: &Progress, told: Told<'_>) -> Result<()> {
+    pub(super) fn draw_curves(&self, progress: &Progress, told: Told<'_>) -> Result<()> {
         self.ensure_own()?;
         pictures::curves::draw(&progress.epochs, told, &self.path.join(CURVES))
     }
 
     /// Draws where the regions of a batch's images look, over what the model saw of them.
-    pub fn draw_routes(&self, batch: &Batch, trace: &Trace, transform: &Transform) -> Result<()> {
+    pub(super) fn draw_routes(&self, batch: &Batch, trace: &Trace, transform: &Transform) -> Result<()> {
         self.ensure_own()?;
         let counted = batch.counted();
         let slots = (0..counted.len()).filter(|&slot| counted[slot]);

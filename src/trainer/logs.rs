@@ -16,13 +16,13 @@ pub(super) const TIMINGS: &str = "timings.jsonl";
 
 impl RunFolder {
     /// Writes the metrics of the epochs that are done.
-    pub fn write_metrics(&self, progress: &Progress) -> Result<()> {
+    pub(super) fn write_metrics(&self, progress: &Progress) -> Result<()> {
         let lines = progress.epochs.iter().map(|epoch| Ok(serde_json::to_string(epoch)? + "\n"));
         self.write(METRICS, lines.collect::<Result<String>>()?.as_bytes())
     }
 
     /// Adds the line of an epoch's timing.
-    pub fn append_timing(&self, timing: &Timing) -> Result<()> {
+    pub(super) fn append_timing(&self, timing: &Timing) -> Result<()> {
         let path = self.path().join(TIMINGS);
         let mut bytes = read(&path)?.with_context(|| format!("{}: it cannot be read", path.display()))?;
         if bytes.last().is_some_and(|&last| last != b'\n') {

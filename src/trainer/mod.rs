@@ -12,6 +12,7 @@
 //! | `saving.rs` | when it is stored within an epoch |
 //! | `summary.rs` | what a run's folder tells of it, without its weights |
 //! | `stored.rs` | any file of weights, whether a run wrote it or not |
+//! | `class_names.rs` | what the classes of weights that name none are taken to be |
 //! | `data_facts.rs` | what a run must remember of its data |
 //! | `trained.rs` | what of a checkpoint is needed to use a trained model |
 //! | `images.rs` | [`Images`]: what a run learns from, and what it is tested on |
@@ -27,6 +28,7 @@ pub mod average;
 mod beginning;
 mod best;
 pub mod checkpoint;
+pub mod class_names;
 pub mod data_facts;
 mod display;
 mod failure;

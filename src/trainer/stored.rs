@@ -2,8 +2,9 @@
 
 use super::best::{BEST, kept_in};
 use super::checkpoint::{self, Checkpoint, FILE_NAME, Progress, tensor_names};
+use super::class_names::{ClassNames, assumed};
 use super::data_facts::DataFacts;
-use super::trained::{self, Described, are_numbers, go_by_order, usual_names_among};
+use super::trained::{self, Described};
 use crate::config::RunConfig;
 use crate::paths::{ensure_expanded, error_of, quoted};
 use crate::printing::tell;
@@ -63,7 +64,7 @@ impl Stored {
     }
 
     /// The weights that a run is to start from, by its setting, if there are any.
-    pub fn to_start_from(weights: &str) -> Result<Option<Self>> {
+    pub(super) fn to_start_from(weights: &str) -> Result<Option<Self>> {
         if weights.is_empty() {
             return Ok(None);
         }
@@ -111,35 +112,25 @@ impl Stored {
         }
     }
 
-    /// The names of the classes that the weights' head is for, if they have one: those of weights that name none are the
-    /// [usual ones](usual_names_among) among these classes.
-    pub fn class_names(&self, classes: &[String]) -> Option<Vec<String>> {
+    /// The names of the classes that the weights' head is for, if they have one: those of weights that name none are
+    /// [`assumed`] from these.
+    pub(super) fn class_names(&self, classes: &[String]) -> Option<ClassNames> {
         match self {
-            Self::Described(described, _) => Some(described.data.classes.clone()),
-            Self::Alone(file) => file.head_classes().map(|count| usual_names_among(count, classes)),
+            Self::Described(described, _) => {
+                Some(ClassNames { names: described.data.classes.clone(), assumption: None })
+            }
+            Self::Alone(file) => file.head_classes().map(|count| assumed(count, classes)),
         }
-    }
-
-    /// Whether the weights name no classes, so that these are assumed to be theirs, in this order.
-    pub fn goes_by_order(&self, classes: &[String]) -> bool {
-        matches!(self, Self::Alone(_)) && self.class_names(classes).is_some_and(|names| go_by_order(&names, classes))
-    }
-
-    /// Whether the weights name no classes, and these are numbers: those of ImageNet's.
-    pub fn goes_by_number(&self, classes: &[String]) -> bool {
-        let count = if let Self::Alone(file) = self { file.head_classes() } else { None };
-        count == Some(classes.len()) && are_numbers(classes)
     }
 
     /// Why the head of the weights cannot be used as it is for a model of these classes; none if it can. `weights` is
     /// their name in the message.
-    pub fn unfit_head(&self, weights: &str, classes: &[String]) -> Option<String> {
-        let Some(names) = self.class_names(classes) else { return Some(format!("There is no head in {weights}")) };
+    pub(super) fn unfit_head(&self, weights: &str, classes: &[String]) -> Option<String> {
+        let Some(ClassNames { names, .. }) = self.class_names(classes) else {
+            return Some(format!("There is no head in {weights}"));
+        };
         if names.len() != classes.len() {
             return Some(format!("The head of {weights} is for {} classes", names.len()));
-        }
-        if self.goes_by_order(classes) {
-            return None;
         }
         let (_, (theirs, ours)) = names
             .iter()

@@ -2,11 +2,12 @@
 
 use super::average;
 use super::checkpoint::tensor_names;
+use super::class_names;
 use super::data_facts::DataFacts;
 use crate::config::{Changes, DEFAULT_MODEL, RunConfig};
 use crate::printing::tell;
 use anyhow::{Context, Result, bail};
-use data::{Statistics, class_among, imagenet_classes};
+use data::Statistics;
 use model::{BiFormer, TensorFile, recognised};
 use std::collections::HashMap;
 use std::fmt;
@@ -15,7 +16,7 @@ use std::path::{Path, PathBuf};
 use tensor::{DType, Tensor};
 
 /// What the metadata of weights that [`TrainedModel::export`] wrote calls their format.
-pub const FORMAT: &str = "biformer-weights-2";
+pub(super) const FORMAT: &str = "biformer-weights-2";
 
 /// Prints a note that, for weights without a description, images are assumed to be normalised as ImageNet's. It is left
 /// out where that goes without saying, or where a mean is configured.
@@ -84,7 +85,7 @@ impl Described {
     }
 
     /// The file, with this format and the description added to its metadata.
-    pub fn into_file(mut self, format: &str) -> Result<TensorFile> {
+    pub(super) fn into_file(mut self, format: &str) -> Result<TensorFile> {
         let metadata = &mut self.file.metadata;
         metadata.insert("format".into(), format.into());
         metadata.insert("config".into(), self.config.to_toml()?);
@@ -169,7 +170,7 @@ impl TrainedModel {
         let config = config_of(&file, model)?.of_trained(changes)?;
         let mut model = BiFormer::blank(&config.architecture, DType::F32)?;
         model.load(&file, path)?;
-        let data = DataFacts::unknown(usual_names(config.architecture.num_classes), Statistics::IMAGENET);
+        let data = DataFacts::unknown(class_names::usual(config.architecture.num_classes), Statistics::IMAGENET);
         Ok(Self { model, config, data, named: false })
     }
 
@@ -188,42 +189,6 @@ impl TrainedModel {
         Described::new(self.config.clone(), self.data.clone(), self.model.state_dict()?).into_file(FORMAT)
     }
 }
-
-/// The names of the classes of weights that name none: ImageNet's if they are 1,000, or else numbers.
-pub fn usual_names(count: usize) -> Vec<String> {
-    match count {
-        1000 => imagenet_classes(),
-        _ => (0..count).map(|class| format!("class {class}")).collect(),
-    }
-}
-
-/// The same, as data of these classes calls them: where they are ImageNet's and the data's are the numbers from 0 (so
-/// ImageNet-V2 is laid out), a number is the class's place.
-pub fn usual_names_among(count: usize, of_data: &[String]) -> Vec<String> {
-    if count == of_data.len() && are_numbers(of_data) {
-        return (0..count).map(|class| class.to_string()).collect();
-    }
-    usual_names(count)
-}
-
-/// Whether the classes of data are the numbers from 0 to 999, in any order.
-pub fn are_numbers(of_data: &[String]) -> bool {
-    of_data.len() == 1000 && (0..1000).all(|class: usize| of_data.contains(&class.to_string()))
-}
-
-/// Whether the classes of weights that name none, but are usually called so, are taken to be those of the data, in the
-/// order of their names: if there are as many, and none of them is known by its name.
-pub fn go_by_order(usual: &[String], of_data: &[String]) -> bool {
-    usual.len() == of_data.len() && of_data.iter().all(|class| class_among(class, usual).is_none())
-}
-
-/// What is said of that.
-pub const BY_ORDER: &str =
-    "the weights name no classes; they are taken to be those of the data, in the order of their names";
-
-/// What is said where the data's classes are numbers.
-pub const BY_NUMBER: &str =
-    "the data's classes are the numbers from 0: they are taken to be ImageNet's, by their places";
 
 /// The configuration of a state_dict alone, of the model of this name: it has as many classes as its head.
 pub fn config_of(file: &TensorFile, model: &str) -> Result<RunConfig> {
@@ -257,7 +222,7 @@ mod tests {
         let config = RunConfig::for_model("nano")?;
         let exported = |fields: &[&str], classes: usize| {
             let model = BiFormer::blank(&config.architecture.with_overrides(fields.iter().copied())?, DType::F32)?;
-            let data = DataFacts::unknown(usual_names(classes), Statistics::IMAGENET);
+            let data = DataFacts::unknown(class_names::usual(classes), Statistics::IMAGENET);
             TrainedModel { model, config: config.clone(), data, named: true }.export()
         };
         exported(&[], 10)?;
@@ -270,7 +235,7 @@ mod tests {
 
     #[test]
     fn what_is_printed_of_weights_does_not_grow_with_their_classes() -> Result<()> {
-        let data = DataFacts::unknown(usual_names(1000), Statistics::IMAGENET);
+        let data = DataFacts::unknown(class_names::usual(1000), Statistics::IMAGENET);
         let described = Described::new(RunConfig::for_model("tiny")?, data, TensorFile::default());
         let shown = format!("{:?}", Stored::Described(Box::new(described), None));
         assert!(shown.contains("classes: 1000") && shown.len() < 200, "{shown}");

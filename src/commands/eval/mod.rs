@@ -11,9 +11,10 @@ use crate::memory::ensure_room_to_infer;
 use crate::paths::{error_of, is_same_source, resolved};
 use crate::pictures::confusion;
 use crate::printing::{bar, tell};
+use crate::trainer::class_names::assumed;
 use crate::trainer::data_facts::{DataFacts, OF_THE_RUN};
 use crate::trainer::score;
-use crate::trainer::trained::{BY_NUMBER, BY_ORDER, TrainedModel, go_by_order, note_unsaid, usual_names_among};
+use crate::trainer::trained::{TrainedModel, note_unsaid};
 use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
 use data::{Loader, LoaderConfig, Split, class_among, fingerprint};
@@ -177,14 +178,11 @@ fn open(arguments: &Arguments) -> Result<Opened> {
         ensure_told_apart(&known.classes, dataset.classes())
             .with_context(|| format!("--classes {}", file.display()))?;
     } else if !named {
-        let usual = usual_names_among(classes, dataset.classes());
-        if go_by_order(&usual, dataset.classes()) {
-            tell!(io::stderr(), "note: {BY_ORDER} (--classes FILE gives their names)");
-            known.classes = dataset.classes().to_vec();
-        } else if usual != known.classes {
-            tell!(io::stderr(), "note: {BY_NUMBER} (--classes FILE gives their names)");
-            known.classes = usual;
+        let assumed = assumed(classes, dataset.classes());
+        if let Some(assumption) = assumed.assumption {
+            tell!(io::stderr(), "note: {assumption} (--classes FILE gives their names)");
         }
+        known.classes = assumed.names;
     }
     let dataset = data::among(dataset, &known.classes).map_err(|error| {
         let way_out = match arguments.classes {
