@@ -2,7 +2,7 @@
 
 use standin::Standin;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::thread;
 use tensor::cuda::{Gpu, Module, Repeated, elements};
 use tensor::rng::Philox;
@@ -118,6 +118,62 @@ fn what_another_thread_asks_during_a_recording_is_refused() {
     assert_eq!(recording.streams(), []);
     drop(recording);
     assert!(ask().unwrap().iter().all(Result::is_ok), "afterwards nothing is refused");
+}
+
+/// To the very end: whoever asks again and again is let in when it is over, and finds that the work is done.
+#[test]
+fn another_thread_is_let_in_when_a_recording_has_ended() {
+    let Some(gpu) = Gpu::for_tests(1) else { return };
+    let input = Tensor::from_slice(&[1.0f32, 2.0], [2]).unwrap().to_device(&Device::Cuda(Arc::clone(&gpu))).unwrap();
+    let input = &input;
+    drop(input.cast(DType::F64).unwrap());
+    for _ in 0..100 {
+        thread::scope(|scope| {
+            let (asked, meanwhile) = mpsc::channel();
+            let ask = move || {
+                asked.send(input.cast(DType::F64).map(drop)).unwrap();
+                while input.cast(DType::F64).is_err() {}
+                input.cast(DType::F64).unwrap().to_vec::<f64>().unwrap()
+            };
+            let (recording, asking) = gpu
+                .record(|| {
+                    let asking = scope.spawn(ask);
+                    assert!(meanwhile.recv().unwrap().is_err());
+                    Ok::<_, Error>(asking)
+                })
+                .unwrap();
+            assert_eq!(asking.join().unwrap(), [1.0, 2.0]);
+            drop(recording);
+        });
+    }
+}
+
+/// On the device, which counts them by itself, a wait would spoil the recording.
+#[test]
+fn waiting_is_refused_during_a_recording_and_an_older_one_may_go() {
+    let Some(gpu) = Gpu::for_tests(1) else { return };
+    let input = Tensor::from_slice(&[1.0f32, 2.0], [2]).unwrap().to_device(&Device::Cuda(Arc::clone(&gpu))).unwrap();
+    let held = gpu.stats();
+    let (older, _) = gpu.record(|| input.cast(DType::F64)).unwrap();
+    let (newer, (wide, refused)) = gpu
+        .record(|| {
+            let doubled = input.cast(DType::F64)?;
+            let refused = gpu.synchronize();
+            let wide = doubled.duplicate()?;
+            // What this one uses must stay, though it is no tensor's any more when the older one goes.
+            drop(doubled);
+            drop(older);
+            Ok::<_, Error>((wide, refused))
+        })
+        .unwrap();
+    assert!(refused.unwrap_err().to_string().contains("waiting for the device cannot be recorded"));
+    for _ in 0..2 {
+        newer.replay(&[]).unwrap();
+        assert_eq!(wide.to_vec::<f64>().unwrap(), [1.0, 2.0]);
+    }
+    gpu.synchronize().unwrap();
+    drop((newer, wide));
+    assert_eq!(gpu.stats().in_use, held.in_use);
 }
 
 /// As many micro-batches of a deep model draw them: each kernel finds its own key, also one that was used before.

@@ -156,8 +156,12 @@ impl Gpu {
         self.tf32.load(Ordering::Relaxed)
     }
 
-    /// Waits until all work has finished. Errors: those of that work.
+    /// Waits until all work has finished. Errors: those of that work, and [`Error::Gpu`] while work is recorded, which
+    /// does not finish before its replay.
     pub fn synchronize(&self) -> Result<()> {
+        if lock(&self.keys).is_some() {
+            return Err(self.refusal("waiting for the device cannot be recorded"));
+        }
         [Stream::Copies, Stream::Aside, Stream::Work].into_iter().try_for_each(|stream| self.driver.finish(stream))
     }
 

@@ -43,11 +43,11 @@ pub(super) struct Pool {
 }
 
 impl Pool {
-    /// The number of a new recording.
-    pub(super) fn add_recording(&mut self) -> u64 {
+    /// The blocks that are kept for a new recording, all that are free when it ends, and its number.
+    pub(super) fn add_recording(&mut self) -> (BTreeMap<usize, Vec<u64>>, u64) {
         self.recordings.push(self.recorded);
         self.recorded += 1;
-        self.recorded - 1
+        (std::mem::take(&mut self.free), self.recorded - 1)
     }
 
     /// Whether a recording may use a block that was taken when this many had been made.
@@ -181,7 +181,7 @@ impl Gpu {
     }
 
     /// Takes in a block that no tensor owns any more.
-    fn settle(&self, pool: &mut Pool, block: Block) {
+    pub(super) fn settle(&self, pool: &mut Pool, block: Block) {
         // The recording in progress may use the block, too. If the device recycles blocks that is no problem: the next
         // user comes later on the stream.
         let recording = lock(&self.keys).is_some() && !self.driver.recycles();

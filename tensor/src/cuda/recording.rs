@@ -5,7 +5,7 @@
 //! keys of random streams there: see [`Recording::replay`].
 
 use super::driver::RecordingId;
-use super::pool::{Pool, give_free};
+use super::pool::give_free;
 use super::{Gpu, Memory, Stream};
 use crate::rng::Philox;
 use crate::{Device, Error, Result, lock};
@@ -111,17 +111,14 @@ impl Gpu {
         // A panic, too, must not leave the device recording.
         let result = catch_unwind(AssertUnwindSafe(work));
         let joined = self.join();
-        // While other threads' requests are still refused.
-        let kept = std::mem::take(&mut lock(&self.pool).free);
+        // As long as the device records, other threads' requests must be refused; and what they return meanwhile is the
+        // recording's, too, until it has a number by which that is known.
+        let ended = self.driver.end_recording();
+        let (kept, number) = lock(&self.pool).add_recording();
         let keys = lock(&self.keys).take();
-        let id = self
-            .driver
-            .end_recording()
-            .and_then(|id| joined.map(|()| id))
-            .map_err(|error| error.beside_tensors(self.stats().in_use));
+        let id = ended.and_then(|id| joined.map(|()| id)).map_err(|error| error.beside_tensors(self.stats().in_use));
         match (result, id, keys) {
             (Ok(Ok(value)), Ok(id), Some(keys)) => {
-                let number = lock(&self.pool).add_recording();
                 Ok((Recording { gpu: Arc::clone(self), id, number, keys, kept }, value))
             }
             (result, id, _) => {
@@ -129,7 +126,7 @@ impl Gpu {
                     self.driver.forget(id);
                 }
                 self.forget_aside();
-                self.take_in(kept, &mut lock(&self.pool));
+                self.take_in(number, kept);
                 match result {
                     Err(panic) => resume_unwind(panic),
                     Ok(Err(error)) => Err(error),
@@ -141,14 +138,13 @@ impl Gpu {
         }
     }
 
-    /// Returns to the pool the blocks that were kept for a recording that is gone, and those that were retained because
-    /// it might have used them.
-    fn take_in(&self, kept: BTreeMap<usize, Vec<u64>>, pool: &mut Pool) {
+    /// Returns to the pool the blocks that were kept for the recording of this number, which is gone, and those that were
+    /// retained because it might have used them.
+    fn take_in(&self, number: u64, kept: BTreeMap<usize, Vec<u64>>) {
+        let mut pool = lock(&self.pool);
+        pool.recordings.retain(|&other| other != number);
         give_free(&mut pool.free, kept);
-        let retained = std::mem::take(&mut pool.retained).into_iter();
-        let (used, unused): (_, Vec<_>) = retained.partition(|block| pool.may_be_used(block.age));
-        pool.retained = used;
-        unused.into_iter().for_each(|block| self.put_away(pool, block));
+        std::mem::take(&mut pool.retained).into_iter().for_each(|block| self.settle(&mut pool, block));
     }
 }
 
@@ -226,11 +222,10 @@ impl<R> Repeated<R> {
 
 impl Drop for Recording {
     fn drop(&mut self) {
-        // Before its memory is reused. There is nobody to tell of an error.
+        // Before its memory is reused. There is nobody to tell of an error; while something is recorded there is no wait,
+        // and whatever reuses the memory comes later on the stream.
         let _ = self.gpu.synchronize();
         self.gpu.driver.forget(self.id);
-        let mut pool = lock(&self.gpu.pool);
-        pool.recordings.retain(|&number| number != self.number);
-        self.gpu.take_in(std::mem::take(&mut self.kept), &mut pool);
+        self.gpu.take_in(self.number, std::mem::take(&mut self.kept));
     }
 }
