@@ -1,4 +1,4 @@
-//! The bits of two short training runs, as they were recorded: the same on every machine with an instruction set,
+//! The bits of short training runs, as they were recorded: the same on every machine with an instruction set,
 //! whatever its system. Who changes how something is rounded records them anew: `UPDATE=1 cargo test --release --test bits` writes
 //! `tests/fixtures/bits.txt`, on a machine that has them all.
 
@@ -25,6 +25,24 @@ fn bits(run: &Path) -> u64 {
     checkpoint[8 + header..].iter().chain(&metrics).fold(0xcbf2_9ce4_8422_2325, hashed)
 }
 
+/// What the runs are called and asked for; this file configures a small model.
+fn runs(config: &str) -> [(&'static str, Vec<&str>); 4] {
+    let pieces = ["--batch-size", "80", "--epochs", "1", "--set", "depth=1,1,1", "schedule.warmup_epochs=1"];
+    let family = ["--config", config, "--epochs", "1", "--set", "family=biformer_stl_nchw", "image_size=64"];
+    let settings = "image_size=40 micro_batches=2 precision=bf16 recompute=block backbone_lr=0.5 layer_decay=0.9 \
+        freeze=stages.0.0.mlp schedule.rule=timm schedule.warmup_epochs=1 augmentation.crop=padded \
+        augmentation.fill=mean augmentation.filter=triangle augmentation.vertical_flip=0.5 \
+        augmentation.erase_fill=noise augmentation.repeats=3 soft_routing=true auto_pad=true layer_scale=0.1 \
+        topks=2,-1 depth=1,2 lce_kernel=3 n_win=3";
+    [
+        // Batches of the small model are computed whole, those of the larger one in pieces of a few images.
+        ("whole", vec!["--config", config]),
+        ("pieces", pieces.to_vec()),
+        ("family", family.to_vec()),
+        ("settings", ["--config", config, "--set"].into_iter().chain(settings.split_whitespace()).collect()),
+    ]
+}
+
 #[test]
 fn a_run_has_the_recorded_bits_on_every_instruction_set() {
     let folder = fresh("bits");
@@ -45,26 +63,22 @@ fn a_run_has_the_recorded_bits_on_every_instruction_set() {
             skipped(format!("this machine has no {name}"));
             continue;
         }
-        // Batches of the small model are computed whole, those of the larger one in pieces of a few images.
-        for (batches, model) in [
-            ("whole", &["--config", text(&config)][..]),
-            ("pieces", &["--batch-size", "80", "--epochs", "1", "--set", "depth=1,1,1", "schedule.warmup_epochs=1"]),
-        ] {
-            let run = folder.join(format!("{name}-{batches}"));
+        for (kind, asked) in runs(text(&config)) {
+            let run = folder.join(format!("{name}-{kind}"));
             let files = ["--data", text(&data), "--out", text(&run)];
-            let mut train = command(&[&["train"], model, &files[..]].concat());
+            let mut train = command(&[&["train"], &asked[..], &files].concat());
             Ran::from(train.env("BIFORMER_ISA", isa.name()).output().unwrap()).ok();
-            found.insert((name, batches), format!("{:016x}", bits(&run)));
+            found.insert((name, kind), format!("{:016x}", bits(&run)));
         }
     }
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(RECORD);
     if std::env::var_os("UPDATE").is_some() {
-        let lines = found.iter().map(|((name, batches), bits)| format!("{name} {batches} {bits}\n"));
+        let lines = found.iter().map(|((name, kind), bits)| format!("{name} {kind} {bits}\n"));
         return fs::write(path, lines.collect::<String>()).unwrap();
     }
     let recorded = fs::read_to_string(path).unwrap();
-    for ((name, batches), bits) in found {
-        let line = format!("{name} {batches} {bits}");
+    for ((name, kind), bits) in found {
+        let line = format!("{name} {kind} {bits}");
         assert!(recorded.lines().any(|known| known == line), "{line} is not in {RECORD}; UPDATE=1 puts it there");
     }
 }

@@ -121,3 +121,10 @@ pub(crate) struct Target {
     pub shape: Shape,
     pub dtype: DType,
 }
+
+impl Target {
+    /// Whether it is a parameter that was rounded, so that a gradient of this type must be widened.
+    pub fn is_rounded_in(&self, dtype: DType) -> bool {
+        self.parameter.is_some() && dtype != self.dtype && dtype.of_sums() == self.dtype
+    }
+}

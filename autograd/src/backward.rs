@@ -33,8 +33,9 @@ impl Tape {
     }
 
     /// As [`Tape::backward`], but from any value, given the upstream gradient, which must have the value's shape and
-    /// [its gradient's type](Tape::input) ([`tensor::Error::Shape`], [`tensor::Error::DType`]). A view with gaps is
-    /// copied; otherwise the gradient of an output that is an input shares its memory.
+    /// [its gradient's type](Tape::input), and be on its device ([`tensor::Error::Shape`], [`tensor::Error::DType`],
+    /// [`tensor::Error::Device`]). A view with gaps is copied; otherwise the gradient of an output that is an input
+    /// shares its memory.
     pub fn backward_from(&self, output: &Var<'_>, upstream: Tensor, gradients: &mut Gradients) -> Result<()> {
         // What a failed pass leaves behind is incomplete, and must not pass for gradients.
         self.walk_from(output, upstream, gradients).inspect_err(|_| gradients.begin_step())
@@ -53,6 +54,10 @@ impl Tape {
             return Err(tensor::Error::shape("backward", expected, upstream.shape()).into());
         }
         upstream.ensure_dtype("backward", output.gradient_dtype())?;
+        let (expected, actual) = (output.value().device(), upstream.device());
+        if actual != expected {
+            return Err(tensor::Error::device("backward", &expected, &actual).into());
+        }
         let Gradients { flat, inputs, tape, .. } = gradients;
         let of_parameters = flat.as_ref().map(|flat| flat.values.device());
         if tape.replace(self.id()) != Some(self.id()) {

@@ -186,7 +186,7 @@ impl<S: Scalar> Array<S> {
     }
 
     /// The place of a position among the elements.
-    pub fn place(&self, position: &[usize]) -> usize {
+    fn place(&self, position: &[usize]) -> usize {
         assert_eq!(position.len(), self.shape.len(), "number of axes of a reference array");
         position.iter().zip(&self.shape).fold(0, |place, (&i, &extent)| {
             assert!(i < extent, "position {position:?} of a reference array of shape {:?}", self.shape);

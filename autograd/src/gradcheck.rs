@@ -22,7 +22,7 @@ where
     }
 }
 
-/// The value of a function of f64 tensors. Errors: those of the function.
+/// The value of a function. Errors: those of the function.
 pub fn value(f: &dyn Function, inputs: &[Tensor]) -> Result<Tensor> {
     let tape = Tape::inference();
     let inputs: Vec<Var<'_>> = inputs.iter().map(|input| tape.constant(input.clone())).collect();

@@ -58,7 +58,7 @@ enum SlotMemory<'a> {
     Flat(FlatSpan<'a>),
     /// A buffer of its own.
     Pooled(Tensor),
-    /// A buffer for the second gradient of a node that is open already.
+    /// A buffer for the second gradient of a node that is open already, or for one of another type, to be added later.
     Second(Tensor),
 }
 
@@ -176,6 +176,18 @@ impl<'s, 'a> InputGrads<'s, 'a> {
         })
     }
 
+    /// As [`open`](Self::open), for a kernel that writes a gradient of this type: on a GPU that of a parameter which was
+    /// rounded to bf16 comes in bf16, and is [given](Self::give) when the rule is done.
+    pub fn open_in(&mut self, input: usize, dtype: DType) -> Result<Slot<'a>> {
+        match self.targets.get(input) {
+            Some(Some(target)) if self.device != Device::Cpu && target.is_rounded_in(dtype) => {
+                let memory = SlotMemory::Second(Tensor::empty_on(&self.device, target.shape.clone(), dtype)?);
+                Ok(Slot { input, dtype, memory, accumulate: false, taken: false })
+            }
+            _ => self.open(input),
+        }
+    }
+
     /// Gives the memory back, written. If nobody has asked for it by [`Slot::out`] or [`Slot::out_on_gpu`], nobody can
     /// have written to it, and it is as if the slot had not been opened.
     pub fn close(&mut self, slot: Slot<'a>) {
@@ -209,9 +221,7 @@ impl<'s, 'a> InputGrads<'s, 'a> {
             let expected = format!("a gradient of shape {}", target.shape);
             return Err(tensor::Error::shape(self.op, expected, gradient.shape()).into());
         }
-        // On a GPU the gradient of a parameter that was rounded to bf16 comes in bf16.
-        let is_rounded = target.parameter.is_some() && gradient.device() != Device::Cpu;
-        let gradient = match is_rounded && gradient.dtype().of_sums() == target.dtype {
+        let gradient = match gradient.device() != Device::Cpu && target.is_rounded_in(gradient.dtype()) {
             true => gradient.cast(target.dtype)?,
             false => gradient,
         };
@@ -241,8 +251,8 @@ impl<'s, 'a> InputGrads<'s, 'a> {
     }
 
     /// Lets the backward walk of another tape, from node `last` down, supply the gradients: that tape's node
-    /// `inputs[i]` stands for the operation's input i. Gradients accumulated so far go in and come out again, so that
-    /// the additions happen in the same order as on one long tape.
+    /// `inputs[i]` stands for the operation's input i. Gradients accumulated so far go in and come out again, but for
+    /// parameters', so that the additions happen in the same order as on one long tape.
     pub(crate) fn walk(
         &mut self,
         tape: &Tape,

@@ -32,7 +32,8 @@ impl Tape {
     ///
     /// Errors: those of `work`, from the first piece that fails. On the CPU (a GPU has a single piece)
     /// [`tensor::Error::Shape`] if a piece's value does not have as many samples as the piece, and
-    /// [`tensor::Error::NotContiguous`] if it is a view that is not contiguous.
+    /// [`tensor::Error::NotContiguous`] if it is a view that is not contiguous; [`tensor::Error::Axis`] for an x without
+    /// axes.
     pub fn in_pieces<'t, S: Send, E: From<Error> + Send>(
         &'t self,
         x: &Var<'t>,
@@ -163,7 +164,7 @@ impl Rule for Pieces {
     }
 
     fn saved_mut(&mut self) -> Vec<&mut Tensor> {
-        self.pieces.iter_mut().flat_map(|piece| &mut piece.nodes).flat_map(Node::saved_mut).collect()
+        vec![]
     }
 
     fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {

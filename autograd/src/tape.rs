@@ -116,13 +116,6 @@ impl Node {
             _ => vec![],
         }
     }
-
-    pub(crate) fn saved_mut(&mut self) -> Vec<&mut Tensor> {
-        match &mut self.origin {
-            Origin::Operation(rule) => rule.saved_mut(),
-            _ => vec![],
-        }
-    }
 }
 
 impl Tape {

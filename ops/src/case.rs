@@ -66,12 +66,12 @@ impl Case {
     }
 
     /// The inputs as reference arrays.
-    pub fn arrays(&self) -> Vec<Array<f64>> {
+    pub(crate) fn arrays(&self) -> Vec<Array<f64>> {
         self.inputs.iter().map(array).collect()
     }
 
     /// The reference's value on these inputs.
-    pub fn reference(&self, inputs: &[Array<f64>]) -> Array<f64> {
+    pub(crate) fn reference(&self, inputs: &[Array<f64>]) -> Array<f64> {
         self.definition.reference(inputs)
     }
 

@@ -7,7 +7,7 @@ macro_rules! give {
         $grads:expr, $input:expr, $dy:expr, $op:expr,
         $out:ident => { Cpu<$T:ident>: $cpu:expr, Cuda: $cuda:expr $(,)? }
     ) => {{
-        let mut slot = $grads.open($input)?;
+        let mut slot = $grads.open_in($input, $dy.dtype())?;
         match $dy.device() {
             tensor::Device::Cpu => tensor::match_float!($dy.dtype(), $op, $T => {
                 if let Some($out) = slot.out::<$T>()? {

@@ -3,6 +3,7 @@
 
 use autograd::{Error, Gradients, Tape, Var};
 use ops::{BatchNorm, Bra, Conv2d, Mlp, MlpLayers, RouteKind};
+use tensor::rng::Philox;
 use tensor::{DType, Tensor};
 
 const MANY: usize = 1 << 40;
@@ -92,7 +93,7 @@ fn numbers_that_are_not_finite_stay_where_they_are() {
     let loss = ops::soft_cross_entropy(&logits, &shares).unwrap().value().item::<f64>().unwrap();
     assert!((loss - 2f64.ln()).abs() < 1e-12, "{loss}");
     let endless = of(&[f64::INFINITY; 64], &[64]);
-    let dropped = ops::dropout(&endless, 0.5, tensor::rng::Philox::new(1, 0)).unwrap().value().to_vec::<f64>().unwrap();
+    let dropped = ops::dropout(&endless, 0.5, Philox::new(1, 0)).unwrap().value().to_vec::<f64>().unwrap();
     assert!(dropped.iter().all(|x| *x == 0.0 || *x == f64::INFINITY), "{dropped:?}");
     assert!(dropped.contains(&0.0) && dropped.contains(&f64::INFINITY));
     let (ones, norm) = (of(&[1.0], &[1]), BatchNorm { epsilon: 1e-5, gelu: false });
@@ -107,6 +108,19 @@ fn rows_without_elements_take_no_memory() {
     let picked = ops::gather(&x, 0, &Tensor::from_slice(&[7u32], [1]).unwrap()).unwrap();
     tape.backward_from(&picked, Tensor::empty([1, 0], DType::F64), &mut gradients).unwrap();
     assert_eq!(*gradients.of(&x).unwrap().shape(), [MANY, 0]);
+    let dropped = ops::drop_path(&x, 0.5, Philox::new(1, 0), 0).unwrap();
+    let skipped = ops::drop_path_residual(&x, 0.5, Philox::new(1, 0), 0, |x| Ok::<_, Error>(x.clone())).unwrap();
+    assert!([dropped, skipped].iter().all(|y| *y.shape() == [MANY, 0]));
+}
+
+/// Which would be products of many multiplications each, if there were any.
+#[test]
+fn a_batch_without_matrices_is_one() {
+    let (tape, mut gradients, long) = (Tape::new(), Gradients::default(), 1 << 25);
+    let [a, b] = [[0, long, 0], [0, 0, long]].map(|shape| tape.input(Tensor::empty(shape, DType::F64)));
+    let y = ops::matmul(&a, &b).unwrap();
+    tape.backward_from(&y, y.value().clone(), &mut gradients).unwrap();
+    assert_eq!(*gradients.of(&b).unwrap().shape(), [0, 0, long]);
 }
 
 #[test]
@@ -133,6 +147,8 @@ fn results_that_cannot_be_counted_are_refused() {
     assert!(matches!(no_index, Err(Error::Tensor(tensor::Error::DType { .. }))), "{no_index:?}");
     refused("matmul", ops::matmul(&empty(&[MANY, 0]), &empty(&[0, MANY])));
     refused("linear", ops::linear(&empty(&[MANY, 0]), &empty(&[MANY, 0]), None));
+    let numbered = ops::top_k(&empty(&[0, LARGE << 3]), 1).map(drop).unwrap_err().to_string();
+    assert!(numbered.contains("cannot be numbered"), "{numbered}");
     for (op, result) in [
         ("add", ops::add(&one_of_many([MANY, 1]), &one_of_many([1, MANY]))),
         ("mul", ops::mul(&one_of_many([MANY, 1]), &one_of_many([1, MANY]))),
@@ -145,7 +161,7 @@ fn results_that_cannot_be_counted_are_refused() {
     for margins in [[usize::MAX, 0], [0, usize::MAX - 2], [1 << 31, 1 << 31]] {
         refused("pad", ops::pad(&empty(&[1, 2, 3, 4]), margins));
     }
-    let numbered = ops::drop_path(&empty(&[2, 3]), 0.5, tensor::rng::Philox::new(1, 0), usize::MAX);
+    let numbered = ops::drop_path(&empty(&[2, 3]), 0.5, Philox::new(1, 0), usize::MAX);
     assert!(matches!(numbered, Err(Error::Tensor(tensor::Error::Argument { .. }))), "{numbered:?}");
     let halves = [half.value().clone(), half.value().clone()];
     assert!(matches!(Tensor::join(&halves), Err(tensor::Error::Argument { .. })));

@@ -167,7 +167,7 @@ impl Error {
     }
 
     /// A [`Error::Device`].
-    pub(crate) fn device(op: &'static str, expected: &Device, actual: &Device) -> Self {
+    pub fn device(op: &'static str, expected: &Device, actual: &Device) -> Self {
         let [expected, actual] = [expected, actual].map(Device::to_string);
         // Of two GPUs of one kind.
         let actual = if actual == expected { format!("another {actual}") } else { actual };

@@ -184,7 +184,7 @@ impl Rule for BatchNormRule {
     }
 
     fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
-        let (mut dx, mut dweight, mut dbias) = (grads.open(0)?, grads.open(1)?, grads.open(2)?);
+        let (mut dx, mut dweight, mut dbias) = (grads.open_in(0, dy.dtype())?, grads.open(1)?, grads.open(2)?);
         let Self { x, weight, bias, mean, rstd, mode, gelu } = *self;
         match dy.device() {
             Device::Cpu => match_float!(dy.dtype(), "batch_norm", T => cpu::backward::<T>(

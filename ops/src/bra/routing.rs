@@ -2,11 +2,11 @@
 
 use super::{Bra, cuda};
 use crate::bra::geometry::Geometry;
+use crate::region_pool::cpu::mean_of_tokens;
 use crate::top_k;
 use rayon::prelude::*;
-use std::ops::Range;
 use tensor::cpu::gemm::{Mat, gemm_on_this_thread};
-use tensor::cpu::parallel::{Out, items_per_task, put};
+use tensor::cpu::parallel::{Out, items_per_task};
 use tensor::{DType, Device, Error, Float, Result, Scratch, Tensor, match_float, simd};
 
 /// What a map's regions are routed to, and why: the choice itself, before any attention.
@@ -84,32 +84,14 @@ fn kernel<T: Float>(g: Geometry, valid: [usize; 2], scale: T, qkv: &[T], routes:
     );
 }
 
-/// The sum of one image's queries and keys, (2D), over these rows and columns of tokens.
-#[inline(always)]
-fn add_tokens<T: Float>(g: Geometry, qkv: &[T], [rows, columns]: [Range<usize>; 2], sum: &mut [T]) {
-    sum.fill(T::zero());
-    for row in rows {
-        for column in columns.clone() {
-            put(sum, &qkv[(row * g.regions.map()[1] + column) * g.row()..][..sum.len()], true);
-        }
-    }
-}
-
 /// The means of one image's queries and keys over the valid tokens of each region in a line of the grid, (G_w, 2D).
 #[inline(always)]
 fn region_means<T: Float>(g: Geometry, valid: [usize; 2], qkv: &[T], line: usize, means: &mut [T]) {
-    let ([rh, rw], width) = (g.regions.size(), 2 * g.qk_dim);
+    let ([rh, rw], [_, map_width], width) = (g.regions.size(), g.regions.map(), 2 * g.qk_dim);
     let (top, bottom) = (line * rh, ((line + 1) * rh).min(valid[0]));
     for (place, mean) in means.chunks_exact_mut(width).enumerate() {
         let (left, right) = (place * rw, ((place + 1) * rw).min(valid[1]));
-        let chain = g.regions.rows_of_chain();
-        add_tokens(g, qkv, [top..bottom.min(top + chain), left..right], mean);
-        for start in (top + chain..bottom).step_by(chain) {
-            let mut more = Scratch::<T>::new(width);
-            add_tokens(g, qkv, [start..bottom.min(start + chain), left..right], &mut more);
-            put(mean, &more, true);
-        }
-        let inverse = T::one() / T::of(((bottom - top) * (right - left)) as f64);
-        mean.iter_mut().for_each(|x| *x *= inverse);
+        let (first, strides) = ((top * map_width + left) * g.row(), [map_width * g.row(), g.row()]);
+        mean_of_tokens(&qkv[first..], [bottom - top, right - left], strides, g.regions.rows_of_chain(), mean);
     }
 }

@@ -4,10 +4,9 @@
 pub mod cpu;
 pub mod cuda;
 
-use crate::give::give;
 use autograd::{InputGrads, Result};
 use std::ops::RangeInclusive;
-use tensor::{DType, Shape, Tensor};
+use tensor::{DType, Device, Shape, Tensor, match_float};
 
 /// Gives an operand of shape `to` and type `dtype` its gradient: `gradient`, summed over the axes along which the
 /// operand was broadcast.
@@ -22,10 +21,21 @@ pub fn give(
         let gradient = if gradient.dtype() == dtype { gradient } else { gradient.cast(dtype)? };
         return grads.give(input, gradient);
     }
-    give!(grads, input, gradient, op, out => {
-        Cpu<T>: cpu::reduce(op, &gradient, to, out)?,
-        Cuda: cuda::reduce(op, &gradient, to, out)?,
-    });
+    let mut slot = grads.open(input)?;
+    match gradient.device() {
+        Device::Cpu => match_float!(gradient.dtype(), op, T => {
+            if let Some(out) = slot.out::<T>()? {
+                cpu::reduce(op, &gradient, to, out)?;
+            }
+        }),
+        // The sums of a parameter that was rounded are not.
+        Device::Cuda(_) => {
+            if let Some(out) = slot.out_on_gpu()? {
+                cuda::reduce(op, &gradient, to, out)?;
+            }
+        }
+    }
+    grads.close(slot);
     Ok(())
 }
 

@@ -1,7 +1,7 @@
 //! An operation on a GPU against the same operation on the CPU in f64, and against itself.
 
 use super::gradient::upstream_of;
-use super::laws::{Twice, same_bits, views_agree};
+use super::laws::{Twice, alone_as_among_all, same_bits, views_agree};
 use super::within;
 use crate::case::{Case, array};
 use crate::registry::Op;
@@ -93,7 +93,11 @@ pub fn parity(case: &Case, device: &Device, dtype: DType, again: bool) -> Result
         if !same_bits(&[Some(got)], &[Some(second.0)]) || !same_bits(&gradients, &second.1) {
             return Err(tensor::Error::argument("parity", "two runs on the same inputs differ in their bits").into());
         }
-        // Only once, because it takes long: whether a view is refused does not depend on its type.
+        // Only once, because they take long: neither what is wanted nor whether a view is refused depends on the type.
+        if dtype == DType::F32 && !alone_as_among_all(case, &there, &upstream_there, &gradients)? {
+            let message = "a gradient that is wanted alone has other bits than among all";
+            return Err(tensor::Error::argument("parity", message).into());
+        }
         if dtype == DType::F32 && !views_agree(case, &there, &upstream_there)? {
             return Err(tensor::Error::argument("parity", "a strided view differs from its copy in its bits").into());
         }

@@ -20,10 +20,13 @@ const SUMS: [(&str, Law); 3] = [
     ("law broken: one tensor passed as several operands accumulates all their gradients", one_tensor_everywhere),
 ];
 
-const BITS: [(&str, Law); 4] = [
+const BITS: [(&str, Law); 5] = [
     ("law broken: two runs give the same bits", repeatable),
     ("law broken: one thread and two give the same bits", threads_do_not_matter),
     ("law broken: a tape that recomputes cheap values gives the same bits", recomputing_does_not_matter),
+    ("law broken: a gradient that is wanted alone has the same bits", |case, upstream, gradients| {
+        alone_as_among_all(case, &case.inputs, upstream, gradients)
+    }),
     ("law broken: a strided view gives the same bits as a copy, or is refused", |case, upstream, _| {
         views_agree(case, &case.inputs, upstream)
     }),
@@ -129,6 +132,36 @@ impl Function for Same<'_> {
 
 fn repeatable(case: &Case, upstream: &Tensor, gradients: &PerInput) -> Result<bool> {
     Ok(same_bits(gradients, &backward(case, &case.inputs, upstream)?))
+}
+
+/// What is computed for other inputs does not matter to the gradient of one.
+pub(super) fn alone_as_among_all(
+    case: &Case,
+    inputs: &[Tensor],
+    upstream: &Tensor,
+    gradients: &[Option<Tensor>],
+) -> Result<bool> {
+    for input in (0..inputs.len()).filter(|&input| gradients[input].is_some()) {
+        let alone = backward(&Alone { case, input }, inputs, upstream)?.swap_remove(input);
+        if !same_bits(&[alone], &gradients[input..=input]) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// All inputs but one are constants.
+struct Alone<'a> {
+    case: &'a Case,
+    input: usize,
+}
+
+impl Function for Alone<'_> {
+    fn apply<'t>(&self, inputs: &[Var<'t>]) -> Result<Var<'t>> {
+        let constant = |x: &Var<'t>| x.tape().constant(x.value().clone());
+        let fixed = inputs.iter().enumerate().map(|(i, x)| if i == self.input { x.clone() } else { constant(x) });
+        self.case.apply(&fixed.collect::<Vec<_>>())
+    }
 }
 
 fn threads_do_not_matter(case: &Case, upstream: &Tensor, _: &PerInput) -> Result<bool> {

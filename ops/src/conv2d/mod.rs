@@ -159,7 +159,7 @@ impl Rule for Convolution {
     rule_fields!("conv2d", x, weight);
 
     fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
-        let (mut dx, mut dweight, mut dbias) = (grads.open(0)?, grads.open(1)?, grads.open(2)?);
+        let (mut dx, mut dweight, mut dbias) = (grads.open_in(0, dy.dtype())?, grads.open(1)?, grads.open(2)?);
         let Convolution { x, weight, geometry } = *self;
         match dy.device() {
             Device::Cpu => match_factor!(weight.dtype(), "conv2d", F => {

@@ -15,7 +15,7 @@ pub struct Draws {
 }
 
 impl Draws {
-    /// For the samples of an x of this shape; none for p = 0.
+    /// For the samples of an x of this shape; none for p = 0, or where they have no elements.
     pub fn new(shape: &Shape, p: f64, rng: Philox, first: usize) -> Result<Option<Self>> {
         let Some(&samples) = shape.first() else {
             return Err(Error::shape("drop_path", "x (N, ...)", shape).into());
@@ -25,7 +25,7 @@ impl Draws {
             let reason = format!("{samples} samples from number {first} on overflow");
             return Err(Error::argument("drop_path", reason).into());
         };
-        Ok(Some(Self { numbers: first..end, keep }))
+        Ok((!shape.contains(&0)).then_some(Self { numbers: first..end, keep }))
     }
 
     /// How many samples there are.

@@ -94,7 +94,7 @@ impl Rule for DropPath {
     rule_fields!("drop_path");
 
     fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
-        let mut slot = grads.open(0)?;
+        let mut slot = grads.open_in(0, dy.dtype())?;
         match &self.moves {
             Moves::Rows { back, scale, .. } => match_float!(dy.dtype(), "drop_path", T => {
                 if let Some(out) = slot.out::<T>()? {

@@ -103,7 +103,7 @@ impl Rule for Dwconv {
         let map = self.x.dims("dwconv", "x (N, H, W, C)")?;
         let geometry = geometry("dwconv", map, &self.weight, None)?;
         let stride = geometry.channels;
-        let (mut dx, mut dweight, mut dbias) = (grads.open(0)?, grads.open(1)?, grads.open(2)?);
+        let (mut dx, mut dweight, mut dbias) = (grads.open_in(0, dy.dtype())?, grads.open(1)?, grads.open(2)?);
         match dy.device() {
             Device::Cpu => match_float!(dy.dtype(), "dwconv", T => {
                 let dy = Map::<T> { data: dy.as_slice("dwconv")?, stride };

@@ -24,10 +24,10 @@ __global__ void gather_backward(const T* dy, const u32* indices, T* dx, int accu
     i64 i = thread_number(), row = i / packs, d = i % packs * Pack<T>::size;
     if (row >= all_rows) return;
     i64 image = row / rows;
-    u32 own = row % rows;
+    i64 own = row % rows;
     wide<T> sums[Pack<T>::size] = {};
     for (i64 position = image * picks; position < (image + 1) * picks; position++) {
-        if (indices[position] != own) continue;
+        if (i64(indices[position]) != own) continue;
         Pack<T> upstream = load_pack(dy + position * width + d, width - d);
 #pragma unroll
         for (int j = 0; j < Pack<T>::size; j++) sums[j] += widen(upstream.at[j]);

@@ -94,7 +94,7 @@ impl Rule for LayerNorm {
     }
 
     fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
-        let (mut dx, mut dweight, mut dbias) = (grads.open(0)?, grads.open(1)?, grads.open(2)?);
+        let (mut dx, mut dweight, mut dbias) = (grads.open_in(0, dy.dtype())?, grads.open(1)?, grads.open(2)?);
         match dy.device() {
             Device::Cpu => match_float!(dy.dtype(), "layer_norm", T => cpu::backward::<T>(
                 dy.as_slice("layer_norm")?,

@@ -68,7 +68,7 @@ pub fn backward<T: Float>(
 fn products<T: Float>(a: Matrices<'_, T>, b: Matrices<'_, T>, out: Out<'_, T>) {
     let ((rows, inner), cols) = (a.extents, b.extents.1);
     let size = rows * cols;
-    if size == 0 {
+    if out.data.is_empty() {
         return;
     }
     let per_task = items_per_task(size * inner);

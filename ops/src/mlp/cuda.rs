@@ -120,7 +120,7 @@ impl Rule for MlpRule {
         if residual {
             grads.give(0, dy)?;
         }
-        let mut dx = grads.open(0)?;
+        let mut dx = grads.open_in(0, x.dtype())?;
         let parameters = [&mut dgamma, &mut dbeta];
         layer_norm::cuda::backward(&dnormed, &x, &gamma, [&mean, &rstd], dx.out_on_gpu()?, parameters)?;
         [dx, dgamma, dbeta, dw1, db1, dw2, db2].into_iter().for_each(|slot| grads.close(slot));

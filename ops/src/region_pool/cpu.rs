@@ -4,7 +4,6 @@
 use super::geometry::{Geometry, token_strides};
 use rayon::prelude::*;
 use std::ops::Range;
-use tensor::cpu::isa::Arch;
 use tensor::cpu::parallel::{Out, items_per_task, put};
 use tensor::{Float, Result, Scratch, Tensor, simd};
 
@@ -35,31 +34,39 @@ pub fn forward<T: Float>(x: Tokens<'_, T>, g: Geometry, y: &mut [T]) {
             let region = task * per_task + i;
             let (n, i, j) = (region / (down * across), region / across % down, region % across);
             let first = n * image + i * h * row + j * w * token;
-            let rows = |of: Range<usize>| of.map(|a| &x.data[first + a * row..]);
-            simd!(A => add_tokens::<T, A>(rows(0..h.min(chain)), [w, token], g.weight(), mean));
-            for start in (chain..h).step_by(chain) {
-                let mut more = Scratch::<T>::new(channels);
-                simd!(A => add_tokens::<T, A>(rows(start..h.min(start + chain)), [w, token], g.weight(), &mut more));
-                put(mean, &more, true);
-            }
+            simd!(_A => mean_of_tokens(&x.data[first..], [h, w], [row, token], chain, mean));
         }
     });
 }
 
-/// sum = Σ weight·x over the first `w` tokens x of each row, `token` elements apart.
+/// The mean of a rectangle of tokens, each a run of as many elements as `mean` has, from the first of which the data
+/// begin. From one row and one token to the next it is as far as `strides` says. Each `chain` rows are added up by
+/// themselves.
 #[inline(always)]
-fn add_tokens<'a, T: Float, A: Arch>(
-    rows: impl Iterator<Item = &'a [T]>,
-    [w, token]: [usize; 2],
-    weight: T,
-    sum: &mut [T],
+pub(crate) fn mean_of_tokens<T: Float>(
+    data: &[T],
+    [height, width]: [usize; 2],
+    strides: [usize; 2],
+    chain: usize,
+    mean: &mut [T],
 ) {
+    add_tokens(data, [0..height.min(chain), 0..width], strides, mean);
+    for start in (chain..height).step_by(chain) {
+        let mut more = Scratch::<T>::new(mean.len());
+        add_tokens(data, [start..height.min(start + chain), 0..width], strides, &mut more);
+        put(mean, &more, true);
+    }
+    let weight = T::one() / T::of((height * width) as f64);
+    mean.iter_mut().for_each(|x| *x *= weight);
+}
+
+/// The sum of the tokens in these rows and columns.
+#[inline(always)]
+fn add_tokens<T: Float>(data: &[T], [rows, columns]: [Range<usize>; 2], [row, token]: [usize; 2], sum: &mut [T]) {
     sum.fill(T::zero());
-    for row in rows {
-        for b in 0..w {
-            for (sum, &x) in sum.iter_mut().zip(&row[b * token..]) {
-                *sum = A::mul_add(weight, x, *sum);
-            }
+    for i in rows {
+        for j in columns.clone() {
+            put(sum, &data[i * row + j * token..][..sum.len()], true);
         }
     }
 }

@@ -13,7 +13,7 @@
 //! "BiFormer", CVPR 2023, equation 3: what bi-level routing compares regions by.
 
 pub mod cases;
-mod cpu;
+pub(crate) mod cpu;
 mod cuda;
 pub(crate) mod geometry;
 pub mod reference;

@@ -9,7 +9,7 @@
 //! piecewise constant and have no gradient. Saved: the indices.
 //!
 //! x must be contiguous; f32 or f64, and bf16 on a GPU. Errors: [`tensor::Error::Argument`] when k is larger than
-//! T, [`tensor::Error::Shape`], [`tensor::Error::NotContiguous`], [`tensor::Error::DType`]. Source:
+//! T, or T than an index can be, [`tensor::Error::Shape`], [`tensor::Error::NotContiguous`], [`tensor::Error::DType`]. Source:
 //! `torch.topk`, whose order of equal elements is left open; here it is fixed.
 
 pub mod cases;
@@ -34,6 +34,9 @@ pub fn top_k<'t>(x: &Var<'t>, k: usize) -> Result<(Var<'t>, Tensor)> {
     if k > extent {
         let message = format!("k = {k} is more than the {extent} elements of a row");
         return Err(Error::argument("top_k", message).into());
+    }
+    if u32::try_from(extent.saturating_sub(1)).is_err() {
+        return Err(Error::argument("top_k", format!("the {extent} elements of a row cannot be numbered")).into());
     }
     let (device, shape) = (x.value().device(), x.shape().with(x.shape().len() - 1, k));
     let mut y = Tensor::empty_on(&device, shape.clone(), x.dtype())?;

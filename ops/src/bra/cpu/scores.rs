@@ -81,14 +81,10 @@ impl ScoreLayout {
             zero.sub(across!(largest, max)).store(shift);
         }
         // SAFETY: as above.
-        unsafe { self.powers::<T, A>(binary, scores, shifts) };
-        let (mut sums, slots) = ([T::zero(); BLOCK_SLOTS], self.quads() * SQUARE);
+        let mut sums = unsafe { self.powers::<T, A>(binary, scores, shifts) };
+        let slots = self.quads() * SQUARE;
         // Slices of one length, over which the loop below vectorises.
         let (sums, shifts) = (&mut sums[..slots], &mut shifts[..slots]);
-        for (register, sum_of_query) in self.registers_of::<T, A>(sums) {
-            let sum = fold!(self.along::<T, A>(register), zero, add, |sum, at| load!(scores, at).add(sum));
-            across!(sum, add).store(sum_of_query);
-        }
         for (shift, sum) in shifts.iter_mut().zip(&mut *sums) {
             *shift = Transcendental::logarithm::<A>(*sum) - *shift * T::of(LN_2);
             *sum = T::one() / *sum;
@@ -119,26 +115,30 @@ impl ScoreLayout {
         let (zero, factors) = unsafe { (A::Vector::zero(), A::Vector::splat(factor)) };
         let mut shifts = *logs;
         shifts.iter_mut().for_each(|shift| *shift *= -T::of(LOG2_E));
+        // A logarithm is rounded by more the larger it is, so that a query's powers do not quite add up to 1. Divided
+        // by their sum they do; else the gradients of large scores, which add up to 0, would lose much precision. (That
+        // of the values does not add up to 0, and takes the powers as they are.)
         // SAFETY: as above.
-        unsafe { self.powers::<T, A>(factor * T::of(LOG2_E), a, &mut shifts) };
-        for register in 0..self.registers::<T, A>() {
-            let places = self.along::<T, A>(register);
+        let mut sums = unsafe { self.powers::<T, A>(factor * T::of(LOG2_E), a, &mut shifts) };
+        sums.iter_mut().for_each(|sum| *sum = T::one() / *sum);
+        for (register, inverse) in self.registers_of::<T, A>(&mut sums) {
+            let (places, inverse) = (self.along::<T, A>(register), load!(inverse, 0));
             let delta = fold!(places.clone(), zero, add, |sum, at| load!(a, at).mul_add(load!(da, at), sum));
-            let delta = across!(delta, add);
+            let (delta, factors) = (across!(delta, add).mul(inverse), inverse.mul(factors));
             for at in places {
                 load!(da, at).sub(delta).mul(load!(a, at).mul(factors)).store(&mut da[at..]);
             }
         }
     }
 
-    /// 2^(factor · product + the query's shift) in place of each product.
+    /// 2^(factor · product + the query's shift) in place of each product. Gives each query's sum of them.
     ///
     /// # Safety
     /// The machine must have the instruction set `A`.
     #[inline(always)]
-    unsafe fn powers<T: Float, A: Arch>(self, factor: T, products: &mut [T], shifts: &mut [T]) {
+    unsafe fn powers<T: Float, A: Arch>(self, factor: T, products: &mut [T], shifts: &mut [T]) -> [T; BLOCK_SLOTS] {
         // SAFETY: the caller vouches for the instruction set.
-        let factors = unsafe { A::Vector::splat(factor) };
+        let (zero, factors) = unsafe { (A::Vector::zero(), A::Vector::splat(factor)) };
         for (register, shift) in self.registers_of::<T, A>(shifts) {
             let shift = load!(shift, 0);
             for at in self.along::<T, A>(register) {
@@ -146,6 +146,12 @@ impl ScoreLayout {
             }
         }
         self.fill_spare(products, |_| T::zero());
+        let mut sums = [T::one(); BLOCK_SLOTS];
+        for (register, sum_of_query) in self.registers_of::<T, A>(&mut sums) {
+            let sum = fold!(self.along::<T, A>(register), zero, add, |sum, at| load!(products, at).add(sum));
+            across!(sum, add).store(sum_of_query);
+        }
+        sums
     }
 
     /// Sets the padding scores, which belong to no key, to a function of the query's first score in the same quad.
