@@ -76,7 +76,8 @@ pub fn introduce(learner: &Learner, progress: &Progress, facts: &DataFacts, [tra
     }
     if config.label_smoothing > 0.0 {
         let smoothing = config.label_smoothing;
-        tell!(io::stdout(), "Training losses are with label smoothing of {smoothing}, test losses without.");
+        let tested_on = facts.tested_on();
+        tell!(io::stdout(), "Training losses are with label smoothing of {smoothing}, {tested_on} losses without.");
     }
     if config.augmentation.mixes() {
         tell!(
@@ -170,6 +171,8 @@ pub struct Display {
     warned: bool,
     epochs: usize,
     steps: usize,
+    /// The name of what is tested on, in a word that fits a line.
+    tested_on: &'static str,
     /// How long the last test took.
     tested: Duration,
     /// The command that would make the images smaller, if they are files.
@@ -178,7 +181,7 @@ pub struct Display {
 
 impl Display {
     /// The display of a run with this progress, on these training images.
-    pub fn new(config: &RunConfig, progress: &Progress, train: &Loader) -> Self {
+    pub fn new(config: &RunConfig, progress: &Progress, facts: &DataFacts, train: &Loader) -> Self {
         let (epochs, steps) = (config.epochs, train.batches_per_epoch());
         let bar = bar(epochs * steps);
         bar.set_position((progress.epoch() * steps + progress.batch) as u64);
@@ -195,6 +198,7 @@ impl Display {
             warned: false,
             epochs,
             steps,
+            tested_on: if facts.test_split == Some(Split::Val) { "val" } else { "test" },
             tested: Duration::ZERO,
             shrink,
         }
@@ -251,11 +255,12 @@ impl Display {
         self.bar.suspend(|| {
             tell!(
                 io::stdout(),
-                "epoch {:>3}/{}  train loss {:.3} {:>5.1}%   test loss {:.3}  accuracy {:>4.1}%   {:>4}",
+                "epoch {:>3}/{}  train loss {:.3} {:>5.1}%   {} loss {:.3}  accuracy {:>4.1}%   {:>4}",
                 metrics.epoch,
                 self.epochs,
                 metrics.train_loss,
                 100.0 * metrics.train_accuracy,
+                self.tested_on,
                 metrics.test_loss,
                 100.0 * metrics.test_accuracy,
                 clock(elapsed.as_secs_f64())

@@ -254,7 +254,7 @@ impl Trainer {
     pub fn run(&mut self, stop: &AtomicBool) -> Result<Outcome> {
         Arc::clone(&self.pool).install(|| {
             introduce(&self.learner, &self.progress, &self.facts, [&self.train, &self.test]);
-            let mut display = Display::new(self.config(), &self.progress, &self.train);
+            let mut display = Display::new(self.config(), &self.progress, &self.facts, &self.train);
             let outcome = self.run_on(stop, &mut display).map_err(|error| self.end_with(error));
             display.close();
             outcome
