@@ -3,6 +3,7 @@
 use super::canvas::Canvas;
 use super::panel::{Curve, HEIGHT, LARGEST, LEFT, Panel, WIDTH, percent};
 use super::{BLUE, VERMILION};
+use crate::trainer::data_facts::in_short;
 use crate::trainer::metrics::EpochMetrics;
 use anyhow::Result;
 use std::path::Path;
@@ -30,7 +31,7 @@ pub fn draw(metrics: &[EpochMetrics], told: Told<'_>, path: &Path) -> Result<()>
     let Some(last) = metrics.last() else { return Ok(()) };
     let curve = |name, colour, value| Curve::new(name, colour, metrics, value);
     // In full it would run off the page.
-    let name = if told.tested_on == "validation" { "val" } else { told.tested_on };
+    let name = in_short(told.tested_on);
     let of_training = match (told.smooths, told.mixes) {
         (false, false) => "",
         (true, false) => "; training includes label smoothing",

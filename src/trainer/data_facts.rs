@@ -34,6 +34,11 @@ pub struct DataFacts {
     comparable_after: usize,
 }
 
+/// What images are called that training is [tested on](DataFacts::tested_on), in a word that fits a line.
+pub fn in_short(tested_on: &str) -> &str {
+    if tested_on == "validation" { "val" } else { tested_on }
+}
+
 impl DataFacts {
     /// Those of a run's images.
     pub fn of(images: &Images) -> Self {

@@ -1,7 +1,7 @@
 //! What a user sees while a model trains.
 
 use super::checkpoint::Progress;
-use super::data_facts::DataFacts;
+use super::data_facts::{DataFacts, in_short};
 use super::learner::Learner;
 use super::metrics::EpochMetrics;
 use super::stopwatch::Lap;
@@ -171,7 +171,7 @@ pub struct Display {
     warned: bool,
     epochs: usize,
     steps: usize,
-    /// The name of what is tested on, in a word that fits a line.
+    /// What it is tested on, in short.
     tested_on: &'static str,
     /// How long the last test took.
     tested: Duration,
@@ -198,7 +198,7 @@ impl Display {
             warned: false,
             epochs,
             steps,
-            tested_on: if facts.test_split == Some(Split::Val) { "val" } else { "test" },
+            tested_on: in_short(facts.tested_on()),
             tested: Duration::ZERO,
             shrink,
         }

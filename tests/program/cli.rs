@@ -158,6 +158,8 @@ fn an_image_folder_works_like_cifar() {
         "M parameters, 15 training images of 2 classes, 8 validation images (val/).",
         "The classes are uneven: from 5 training images (light) to 10 (dark). To see them equally often: --set augmentation.balance=1.\n",
         "of them; to see more of photographs: --image-size 64",
+        "label smoothing of 0.1, validation losses without.\n",
+        "%   val loss ",
         "The images in test/ had no part in this: biformer eval --checkpoint ",
     ];
     lines.iter().for_each(|line| assert!(said.out.contains(line), "{line}: {said:?}"));

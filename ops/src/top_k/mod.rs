@@ -9,8 +9,8 @@
 //! piecewise constant and have no gradient. Saved: the indices.
 //!
 //! x must be contiguous; f32 or f64, and bf16 on a GPU. Errors: [`tensor::Error::Argument`] when k is larger than
-//! T, or T than an index can be, [`tensor::Error::Shape`], [`tensor::Error::NotContiguous`], [`tensor::Error::DType`]. Source:
-//! `torch.topk`, whose order of equal elements is left open; here it is fixed.
+//! T, or T than an index can be, [`tensor::Error::Shape`], [`tensor::Error::NotContiguous`],
+//! [`tensor::Error::DType`]. Source: `torch.topk`, whose order of equal elements is left open; here it is fixed.
 
 pub mod cases;
 pub(crate) mod cpu;
