@@ -2,9 +2,10 @@
 
 use super::Status;
 use super::output::{Kind, ensure_output};
-use crate::config::{RunConfig, show};
+use crate::config::{Measure, RunConfig, show};
 use crate::pictures::comparison;
 use crate::printing::{clock, column, print_error, printable, tell};
+use crate::trainer::data_facts::in_short;
 use crate::trainer::metrics::EpochMetrics;
 use crate::trainer::summary::Summary;
 use anyhow::{Result, bail};
@@ -52,14 +53,15 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
     }
     let status = if read.len() < arguments.runs.len() { Status::InputsSkipped } else { Status::Done };
     note_other_tests(&read);
-    let runs = compared(read)?;
+    let by = common(read.iter().map(|(_, summary)| summary.config.best_by)).unwrap_or_default();
+    let runs = compared(read, by)?;
     if arguments.json {
         say!("{}", serde_json::to_string_pretty(&runs.iter().map(Compared::to_json).collect::<Vec<_>>())?);
     } else {
-        print(&runs)?;
+        print(&runs, by)?;
     }
     if let Some(path) = &arguments.picture {
-        draw(&runs, path)?;
+        draw(&runs, by, path)?;
     }
     Ok(status)
 }
@@ -78,15 +80,21 @@ fn note_other_tests(runs: &[(&Path, Summary)]) {
     }
 }
 
-/// The runs, the best first: by the accuracy of the last epoch, and those that have none last.
-fn compared(read: Vec<(&Path, Summary)>) -> Result<Vec<Compared<'_>>> {
+/// What all have in common, if they do.
+fn common<T: PartialEq>(mut all: impl Iterator<Item = T>) -> Option<T> {
+    let first = all.next()?;
+    all.all(|other| other == first).then_some(first)
+}
+
+/// The runs, the best first: by this accuracy of the last epoch, and those that have none last.
+fn compared(read: Vec<(&Path, Summary)>, by: Measure) -> Result<Vec<Compared<'_>>> {
     let configs: Vec<&RunConfig> = read.iter().map(|(_, summary)| &summary.config).collect();
     let set_apart = RunConfig::set_apart(&configs)?;
     let of_run = |((path, summary), set_apart_by)| Compared { path, summary, set_apart_by };
     let mut runs: Vec<Compared> = read.into_iter().zip(set_apart).map(of_run).collect();
     runs.sort_by(|one, other| match (one.last(), other.last()) {
-        (Some(one), Some(other)) if one.beats(other) => Ordering::Less,
-        (Some(one), Some(other)) if other.beats(one) => Ordering::Greater,
+        (Some(one), Some(other)) if by.prefers(one, other) => Ordering::Less,
+        (Some(one), Some(other)) if by.prefers(other, one) => Ordering::Greater,
         (one, other) => other.is_some().cmp(&one.is_some()),
     });
     Ok(runs)
@@ -98,16 +106,22 @@ impl Compared<'_> {
         self.summary.progress.epochs.last()
     }
 
-    /// Those of the best one.
+    /// Those of the one that the run takes for the best.
     fn best(&self) -> Option<EpochMetrics> {
-        self.summary.progress.last_and_best().map(|[_, best]| best)
+        let Summary { config, progress, .. } = &self.summary;
+        config.best_by.last_and_best(&progress.epochs).map(|[_, best]| best)
+    }
+
+    /// What the images are called that it is tested on.
+    fn tested_on(&self) -> &'static str {
+        self.summary.data.tested_on()
     }
 
     fn to_json(&self) -> serde_json::Value {
         let Self { path, summary, set_apart_by } = self;
         json!({
             "run": path.display().to_string(),
-            "tested_on": summary.data.tested_on(),
+            "tested_on": self.tested_on(),
             "last": self.last(),
             "best": self.best(),
             "seconds": summary.seconds,
@@ -118,21 +132,23 @@ impl Compared<'_> {
     }
 }
 
-fn print(runs: &[Compared<'_>]) -> Result<()> {
+fn print(runs: &[Compared<'_>], by: Measure) -> Result<()> {
     let (heading, names) = column("run", runs.iter().map(|run| run.path.display()));
-    say!("{heading}    epochs  accuracy      best (epoch)  train loss  test loss    time  set apart by");
+    let accuracy = if by == Measure::MacroAccuracy { "macro" } else { "accuracy" };
+    let loss = format!("{} loss", common(runs.iter().map(Compared::tested_on)).map_or("test", in_short));
+    say!("{heading}    epochs  {accuracy:>8}      best (epoch)  train loss  {loss:>9}    time  set apart by");
     for (name, run) in names.iter().zip(runs) {
         let dash = || "-".to_owned();
         let epochs = format!("{}/{}", run.summary.progress.epoch(), run.summary.config.epochs);
-        let last = |value: fn(&EpochMetrics) -> String| run.last().map_or_else(dash, value);
-        let best = run.best().map_or_else(dash, |best| format!("{} ({})", best.percent(), best.epoch));
+        let last = |value: &dyn Fn(&EpochMetrics) -> String| run.last().map_or_else(dash, value);
+        let best = run.best().map_or_else(dash, |best| format!("{} ({})", by.percent(&best), best.epoch));
         let time = run.summary.seconds.map_or_else(dash, clock);
         let settings = run.set_apart_by.iter().map(|(field, value)| format!("{field}={}", show(value)));
         let line = format!(
             "{name}  {epochs:>8}  {:>8}  {best:>16}  {:>10}  {:>9}  {time:>6}  {}",
-            last(EpochMetrics::percent),
-            last(|last| format!("{:.3}", last.train_loss)),
-            last(|last| format!("{:.3}", last.test_loss)),
+            last(&|last| by.percent(last)),
+            last(&|last| format!("{:.3}", last.train_loss)),
+            last(&|last| format!("{:.3}", last.test_loss)),
             printable(settings.collect::<Vec<_>>().join(" ")),
         );
         say!("{}", line.trim_end());
@@ -140,13 +156,11 @@ fn print(runs: &[Compared<'_>]) -> Result<()> {
     Ok(())
 }
 
-fn draw(runs: &[Compared<'_>], picture: &Path) -> Result<()> {
+fn draw(runs: &[Compared<'_>], by: Measure, picture: &Path) -> Result<()> {
     let names = without_common_folders(runs.iter().map(|run| run.path));
     let curves: Vec<_> =
         names.iter().zip(runs).map(|(name, run)| (name.as_str(), &run.summary.progress.epochs[..])).collect();
-    let tested_on = |run: &Compared<'_>| run.summary.data.tested_on();
-    let alike = runs.windows(2).all(|pair| tested_on(&pair[0]) == tested_on(&pair[1]));
-    comparison::draw(&curves, runs.first().filter(|_| alike).map(tested_on), picture)
+    comparison::draw(&curves, by, common(runs.iter().map(Compared::tested_on)), picture)
 }
 
 /// The paths without the folders in which all of them are.

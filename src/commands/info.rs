@@ -68,7 +68,7 @@ fn asked(arguments: &Arguments) -> Result<(RunConfig, Option<Begun>)> {
         }
     };
     let (config, data) = (described.config, described.data);
-    let both = progress.as_ref().and_then(Progress::last_and_best);
+    let both = progress.as_ref().and_then(|progress| config.best_by.last_and_best(&progress.epochs));
     let (last, best) = both.map(<(_, _)>::from).unzip();
     let mut run = RunConfig { device: DeviceName::Cpu, ..config.clone() };
     if run.precision == Precision::Tf32 {
@@ -92,7 +92,13 @@ struct Begun {
 
 impl Begun {
     fn print(&self, path: &Path) -> Result<()> {
-        let Self { config: RunConfig { model, data, epochs, seed, .. }, data: facts, progress, last, best } = self;
+        let Self {
+            config: RunConfig { model, data, epochs, seed, best_by: by, .. },
+            data: facts,
+            progress,
+            last,
+            best,
+        } = self;
         let (images, classes) = (facts.train_images, facts.classes.len());
         let es = if classes == 1 { "" } else { "es" };
         let s = plural(images);
@@ -104,9 +110,9 @@ impl Begun {
             say!("{done}: epoch {epoch} of {epochs}{within}; seed {seed}.");
         }
         if let (Some(last), Some(best)) = (last, best) {
-            let best = last.surpassed_by(best).map_or_else(String::new, |best| format!("; {best}"));
+            let best = by.surpassed([last, best]).map_or_else(String::new, |best| format!("; {best}"));
             let name = capitalized(facts.tested_on());
-            say!("{name} accuracy {} after epoch {}{best}.", last.percent(), last.epoch);
+            say!("{name} accuracy {}{} after epoch {}{best}.", by.percent(last), by.remark(), last.epoch);
         }
         say!("");
         Ok(())

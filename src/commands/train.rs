@@ -70,8 +70,8 @@ pub struct Arguments {
     /// Continues from the checkpoint in the run folder (--out), with the configuration that the run began with. Only
     /// these can change: --epochs (the rest of the run then follows the learning rate schedule of a run of that
     /// length, with this run's warm-up), --data if the images have moved, --device, --precision, --threads,
-    /// --recompute, and with --set checkpoint_every and max_bad_images. With --resume=auto a run is started if the
-    /// folder holds none, so that one command serves for a job that is interrupted and queued again.
+    /// --recompute, and with --set checkpoint_every, max_bad_images and best_by. With --resume=auto a run is started if
+    /// the folder holds none, so that one command serves for a job that is interrupted and queued again.
     #[arg(long, value_enum, value_name = "auto", hide_possible_values = true)]
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "always")]
     resume: Option<Resume>,
@@ -227,11 +227,13 @@ fn train(trainer: &mut Trainer, stop: &AtomicBool, goes_on: bool) -> Result<Stat
 
 /// How well a run did that took so many seconds.
 fn print_accuracy(trainer: &Trainer, seconds: u64, goes_on: bool) -> Result<()> {
-    if let Some([last, best]) = trainer.progress().last_and_best() {
+    let by = trainer.config().best_by;
+    if let Some([last, best]) = by.last_and_best(&trainer.progress().epochs) {
         let since = if goes_on { " since it went on" } else { "" };
         let name = capitalized(trainer.facts().tested_on());
-        say!("{name} accuracy {} after {}:{:02} min{since}.", last.percent(), seconds / 60, seconds % 60);
-        if let (Some(best), Some(kept)) = (last.surpassed_by(&best), trainer.folder().kept(&best)) {
+        let accuracy = format!("{}{}", by.percent(&last), by.remark());
+        say!("{name} accuracy {accuracy} after {}:{:02} min{since}.", seconds / 60, seconds % 60);
+        if let (Some(best), Some(kept)) = (by.surpassed([&last, &best]), trainer.folder().kept(&best)) {
             say!("It was {best}: those weights are in {kept}, which eval, predict and export");
             say!("take as well: --checkpoint {}", trainer.folder().argument_of(kept));
         }

@@ -4,6 +4,7 @@ mod average;
 mod changes;
 mod fields;
 mod idle;
+mod measure;
 mod older;
 mod preprocessing;
 mod rates;
@@ -13,6 +14,7 @@ mod schedule;
 pub use average::AverageConfig;
 pub use changes::{Changes, DEFAULT_MODEL, merge};
 pub use fields::show;
+pub use measure::Measure;
 pub use preprocessing::Preprocessing;
 pub use recompute::Recompute;
 pub use schedule::{ScheduleConfig, ScheduleRule};
@@ -35,8 +37,18 @@ use toml::Table;
 pub const MAX_COUNT: usize = 1 << 20;
 
 /// Fields that may change when a run is resumed. All others determined what has already been computed.
-const CHANGEABLE: [&str; 9] =
-    ["data", "out", "epochs", "device", "precision", "threads", "recompute", "max_bad_images", "checkpoint_every"];
+const CHANGEABLE: [&str; 10] = [
+    "data",
+    "out",
+    "epochs",
+    "device",
+    "precision",
+    "threads",
+    "recompute",
+    "max_bad_images",
+    "checkpoint_every",
+    "best_by",
+];
 
 /// Fields that change no bit of a result.
 const WITHOUT_EFFECT: [&str; 4] = ["out", "threads", "recompute", "checkpoint_every"];
@@ -107,6 +119,10 @@ pub struct RunConfig {
     /// minutes, there is one sooner. 0 for checkpoints at the ends of epochs only. They change nothing in what is
     /// computed.
     pub checkpoint_every: usize,
+    /// What the best epoch is chosen by: "accuracy", or "macro_accuracy", the mean of the classes' accuracies, where some
+    /// classes have few test images and matter as much.
+    #[serde(default)]
+    pub best_by: Measure,
     /// How the learning rate changes.
     pub schedule: ScheduleConfig,
     /// The optimiser.
@@ -149,6 +165,7 @@ impl RunConfig {
             clip_norm: 5.0,
             max_bad_images: 0,
             checkpoint_every: 500,
+            best_by: Measure::default(),
             schedule: ScheduleConfig {
                 rule: ScheduleRule::Cosine,
                 peak: 1e-3,

@@ -3,6 +3,7 @@
 use super::canvas::{Canvas, end_of};
 use super::panel::{Curve, HEIGHT, LEFT, Panel, WIDTH, percent};
 use super::{BLUE, GREEN, INK, ORANGE, PURPLE, SKY, TEXT, VERMILION};
+use crate::config::Measure;
 use crate::trainer::metrics::EpochMetrics;
 use anyhow::Result;
 use plotters::style::RGBColor;
@@ -19,23 +20,24 @@ const COLOURS: [RGBColor; 7] = [BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY, INK
 /// How many runs a picture shows at most.
 pub const MOST: usize = COLOURS.len();
 
-/// Draws the accuracy on test images of the first [`MOST`] of these runs, each by its name and its epochs, as a PNG of
-/// 1200x450 pixels. `tested_on` is what the images are called, if all runs call them so. Errors: where the file cannot be
+/// Draws the accuracy on test images, by this measure, of the first [`MOST`] of these runs, each by its name and its
+/// epochs, as a PNG of 1200x450 pixels. `tested_on` is what the images are called, if all runs call them so. Errors: where the file cannot be
 /// written.
-pub fn draw(runs: &[(&str, &[EpochMetrics])], tested_on: Option<&str>, path: &Path) -> Result<()> {
+pub fn draw(runs: &[(&str, &[EpochMetrics])], by: Measure, tested_on: Option<&str>, path: &Path) -> Result<()> {
     let shown = &runs[..runs.len().min(MOST)];
     // Runs that were begun together often differ at the end of their names.
     let names = shown.iter().map(|(name, _)| end_of(name, TEXT, NAME)).collect::<Result<Vec<_>>>()?;
     let images = tested_on.map_or_else(|| "each run's own images".to_owned(), |name| format!("{name} images"));
-    let curves =
-        names.iter().zip(COLOURS).zip(shown).map(|((name, colour), (_, epochs))| {
-            Curve::new(name, colour, epochs, |metrics| 100.0 * metrics.test_accuracy)
-        });
+    let curves = names
+        .iter()
+        .zip(COLOURS)
+        .zip(shown)
+        .map(|((name, colour), (_, epochs))| Curve::new(name, colour, epochs, |metrics| 100.0 * by.of(metrics)));
     let accuracy = Panel {
         title: "Accuracy (%)",
         caption: match runs.len() - shown.len() {
-            0 => format!("on {images}"),
-            _ => format!("on {images}, of the best {MOST} of {} runs", runs.len()),
+            0 => format!("on {images}{}", by.remark()),
+            _ => format!("on {images}{}, of the best {MOST} of {} runs", by.remark(), runs.len()),
         },
         bounds: (0.0, 100.0),
         curves: curves.collect(),
@@ -71,7 +73,7 @@ mod tests {
                 .collect();
             let names: Vec<String> = (0..count).map(|run| format!("{}-{run}", "a long name ".repeat(5))).collect();
             let named: Vec<_> = names.iter().zip(&runs).map(|(name, epochs)| (name.as_str(), &epochs[..])).collect();
-            let page = saved(|path| draw(&named, Some("test"), path))?;
+            let page = saved(|path| draw(&named, Measure::Accuracy, Some("test"), path))?;
             assert_eq!(page.dimensions(), (WIDTH, HEIGHT));
             for (place, colour) in COLOURS.into_iter().enumerate().filter(|(_, colour)| *colour != INK) {
                 let coloured = |inside: fn(f64) -> bool| {

@@ -29,7 +29,7 @@ pub struct Told<'a> {
 /// Errors: where the file cannot be written.
 pub fn draw(metrics: &[EpochMetrics], told: Told<'_>, path: &Path) -> Result<()> {
     let Some(last) = metrics.last() else { return Ok(()) };
-    let curve = |name, colour, value| Curve::new(name, colour, metrics, value);
+    let curve = |name, colour, value: fn(&EpochMetrics) -> f64| Curve::new(name, colour, metrics, value);
     // In full it would run off the page.
     let name = in_short(told.tested_on);
     let of_training = match (told.smooths, told.mixes) {

@@ -33,7 +33,7 @@ pub struct Curve<'a> {
 
 impl<'a> Curve<'a> {
     /// A value of each epoch.
-    pub fn new(name: &'a str, colour: RGBColor, epochs: &[EpochMetrics], value: fn(&EpochMetrics) -> f64) -> Self {
+    pub fn new(name: &'a str, colour: RGBColor, epochs: &[EpochMetrics], value: impl Fn(&EpochMetrics) -> f64) -> Self {
         Self { name, colour, points: epochs.iter().map(|metrics| (metrics.epoch as f64, value(metrics))).collect() }
     }
 }

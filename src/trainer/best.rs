@@ -3,6 +3,7 @@
 use super::checkpoint::{Checkpoint, FILE_NAME, Progress};
 use super::folder::{RunFolder, kind};
 use super::metrics::EpochMetrics;
+use crate::config::Measure;
 use crate::printing::tell;
 use anyhow::{Error, Result, anyhow, bail};
 use model::copy_safely;
@@ -20,8 +21,8 @@ impl RunFolder {
 
     /// Prints a note if the best epoch's checkpoint is missing: its weights are then lost, unless there is a copy
     /// elsewhere.
-    pub(super) fn note_lost(&self, progress: &Progress) {
-        if let Some([_, best]) = progress.last_and_best()
+    pub(super) fn note_lost(&self, progress: &Progress, by: Measure) {
+        if let Some([_, best]) = by.last_and_best(&progress.epochs)
             && self.kept(&best).is_none()
         {
             let (path, epoch) = (self.path().join(BEST), best.epoch);
@@ -58,9 +59,9 @@ impl RunFolder {
         }
     }
 
-    /// If the last epoch is the best so far, keeps a copy of the checkpoint that was written after it.
-    pub(super) fn keep_best(&self, progress: &Progress) -> Result<()> {
-        if progress.last_and_best().is_none_or(|[last, best]| last.epoch != best.epoch) {
+    /// If the last epoch is the best so far by this measure, keeps a copy of the checkpoint that was written after it.
+    pub(super) fn keep_best(&self, progress: &Progress, by: Measure) -> Result<()> {
+        if by.last_and_best(&progress.epochs).is_none_or(|[last, best]| last.epoch != best.epoch) {
             return Ok(());
         }
         self.ensure_own()?;

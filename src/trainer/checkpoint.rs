@@ -55,11 +55,6 @@ impl Progress {
         self.epochs.len()
     }
 
-    /// The last epoch, and the best so far.
-    pub fn last_and_best(&self) -> Option<[EpochMetrics; 2]> {
-        EpochMetrics::last_and_best(&self.epochs)
-    }
-
     /// What a checkpoint's metadata say. Errors: they are no checkpoint's, or those of [`parse`](Self::parse).
     pub(super) fn of(metadata: &HashMap<String, String>) -> Result<Self> {
         match entry(metadata, "format")? {

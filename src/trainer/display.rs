@@ -5,7 +5,7 @@ use super::data_facts::{DataFacts, in_short};
 use super::learner::Learner;
 use super::metrics::EpochMetrics;
 use super::stopwatch::Lap;
-use crate::config::RunConfig;
+use crate::config::{Measure, RunConfig};
 use crate::data_notes::{distinct_notes, images_per_class, lost_classes, warn_of};
 use crate::device::{DeviceName, Precision};
 use crate::paths::quoted;
@@ -126,6 +126,13 @@ fn describe(config: &RunConfig, parameters: f64, [train, test]: [&dyn Dataset; 2
             "The classes are uneven: from {least} training image{} ({small}) to {most} ({large}).{remedy}",
             plural(least)
         );
+        if begins && config.best_by == Measure::Accuracy && uneven(test).is_some() {
+            tell!(
+                io::stdout(),
+                "So are those of the {tested_on} images. To choose the best epoch by the mean of the classes' \
+                 accuracies: --set best_by=macro_accuracy."
+            );
+        }
     }
     for note in distinct_notes([train, test]) {
         tell!(io::stderr(), "note: {note}");
@@ -173,6 +180,8 @@ pub struct Display {
     steps: usize,
     /// What it is tested on, in short.
     tested_on: &'static str,
+    /// What its epochs are compared by.
+    by: Measure,
     /// How long the last test took.
     tested: Duration,
     /// The command that would make the images smaller, if they are files.
@@ -199,6 +208,7 @@ impl Display {
             epochs,
             steps,
             tested_on: in_short(facts.tested_on()),
+            by: config.best_by,
             tested: Duration::ZERO,
             shrink,
         }
@@ -252,10 +262,14 @@ impl Display {
     pub fn epoch(&mut self, metrics: &EpochMetrics, elapsed: Duration, training: Lap) {
         self.said = Instant::now();
         self.tested = elapsed.saturating_sub(training.elapsed);
+        let by_class = match self.by {
+            Measure::Accuracy => String::new(),
+            by => format!("  macro {:>5}", by.percent(metrics)),
+        };
         self.bar.suspend(|| {
             tell!(
                 io::stdout(),
-                "epoch {:>3}/{}  train loss {:.3} {:>5.1}%   {} loss {:.3}  accuracy {:>4.1}%   {:>4}",
+                "epoch {:>3}/{}  train loss {:.3} {:>5.1}%   {} loss {:.3}  accuracy {:>4.1}%{by_class}   {:>4}",
                 metrics.epoch,
                 self.epochs,
                 metrics.train_loss,

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
 /// The metrics of an epoch. Equal runs write equal lines: what depends on the clock is in another file.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct EpochMetrics {
     /// Epochs done, from 1.
     pub epoch: usize,
@@ -44,29 +44,6 @@ impl EpochMetrics {
             test_macro_accuracy: Some(test.macro_accuracy()),
         }
     }
-
-    /// The test accuracy as it is told.
-    pub fn percent(&self) -> String {
-        format!("{:.1}%", 100.0 * self.test_accuracy)
-    }
-
-    /// Whether more test images are right, or as many and the loss is smaller.
-    pub(crate) fn beats(&self, other: &Self) -> bool {
-        let ahead = self.test_accuracy - other.test_accuracy;
-        ahead > 0.0 || ahead == 0.0 && self.test_loss < other.test_loss
-    }
-
-    /// If an earlier epoch was better than this last one, a phrase that says which, as it is printed.
-    pub fn surpassed_by(&self, best: &Self) -> Option<String> {
-        let lower = if best.test_accuracy == self.test_accuracy { " and a lower loss" } else { "" };
-        (best.epoch < self.epoch).then(|| format!("best after epoch {}, {}{lower}", best.epoch, best.percent()))
-    }
-
-    /// The last and the best of some epochs; of equally good ones, the first.
-    pub fn last_and_best(epochs: &[Self]) -> Option<[Self; 2]> {
-        let best = epochs.iter().copied().reduce(|best, next| if next.beats(&best) { next } else { best });
-        epochs.last().copied().zip(best).map(<[Self; 2]>::from)
-    }
 }
 
 /// Measurements of an epoch that depend on the clock.
@@ -88,25 +65,5 @@ impl Timing {
         let seconds = elapsed.as_secs_f64();
         let waited = (device == DeviceName::Cpu).then(|| training.share_waited());
         Self { epoch, seconds, images_per_second: training.rate(), waited }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_best_has_most_right_then_the_lower_loss_then_came_first() {
-        let best = |epochs: [(u64, f64); 2]| {
-            let test = |(right, loss)| {
-                let all = Score { loss: 100.0 * loss, right, images: 100, ..Score::default() };
-                Tested { all, ..Tested::new(0) }
-            };
-            let epochs =
-                (1..).zip(epochs).map(|(epoch, of)| EpochMetrics::new(epoch, 1e-3, Score::default(), &test(of)));
-            EpochMetrics::last_and_best(&epochs.collect::<Vec<_>>()).unwrap()[1].epoch
-        };
-        assert_eq!([best([(50, 1.0), (50, 1.2)]), best([(50, 1.2), (50, 1.0)])], [1, 2]);
-        assert_eq!([best([(50, 1.0), (50, 1.0)]), best([(50, 1.0), (51, 9.0)])], [1, 2]);
     }
 }

@@ -20,6 +20,7 @@
 //! | `best.rs` | the best epoch's checkpoint in it |
 //! | `logs.rs` | its metrics and timings, a line an epoch |
 //! | `metrics.rs` | what is measured of an epoch |
+//! | `measure.rs` | how epochs are compared |
 //! | `failure.rs` | what a run that cannot go on says, and how it goes on |
 //! | `display.rs` | what a user sees while it trains |
 //! | `stopwatch.rs` | how long an epoch takes, and how much of that it waits |
@@ -36,6 +37,7 @@ pub mod folder;
 mod images;
 pub mod learner;
 mod logs;
+mod measure;
 pub mod metrics;
 mod recorded;
 mod resume;
@@ -287,7 +289,7 @@ impl Trainer {
             self.save()?;
             timed?;
             self.folder.write_metrics(&self.progress)?;
-            self.folder.keep_best(&self.progress)?;
+            self.folder.keep_best(&self.progress, self.config().best_by)?;
             display.epoch(&metrics, elapsed, training);
             // If they cannot be drawn, the error is reported at the end of the run.
             let _ = self.folder.draw_curves(&self.progress, self.told());

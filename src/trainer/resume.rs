@@ -98,11 +98,12 @@ impl Trainer {
             trainer.save()?;
         }
         trainer.folder.write_config(trainer.learner.config())?;
+        let by = trainer.config().best_by;
         if trainer.progress.batch == 0 {
             // In case the run was killed before it could do this.
-            trainer.folder.keep_best(&trainer.progress)?;
+            trainer.folder.keep_best(&trainer.progress, by)?;
         }
-        trainer.folder.note_lost(&trainer.progress);
+        trainer.folder.note_lost(&trainer.progress, by);
         trainer.note_resumed(checkpoint)?;
         Ok(trainer)
     }

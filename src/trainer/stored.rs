@@ -91,11 +91,12 @@ impl Stored {
                 described.config.epochs
             );
         }
-        if let Some([last, best]) = progress.last_and_best()
+        let by = described.config.best_by;
+        if let Some([last, best]) = by.last_and_best(&progress.epochs)
             && best.epoch < last.epoch
             && let Some(kept) = kept_in(path, &best)
         {
-            let (epoch, percent) = (best.epoch, best.percent());
+            let (epoch, percent) = (best.epoch, by.percent(&best));
             let best = quoted(path.join(kept).display());
             tell!(
                 io::stderr(),

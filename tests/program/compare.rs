@@ -36,6 +36,35 @@ fn runs_are_listed_the_best_first_with_what_sets_them_apart() {
     assert_eq!(runs[1]["config"]["clip_norm"], 5.0);
 }
 
+/// By the mean of the classes' accuracies, if all runs are to be compared by it.
+#[test]
+fn the_best_of_runs_is_by_their_measure() {
+    let runs = ["compare-more-images", "compare-more-classes"].map(copied_run);
+    let [of_images, of_classes] = [(0.9, 0.2), (0.6, 0.7)];
+    for (run, (accuracy, of_class)) in runs.iter().zip([of_images, of_classes]) {
+        change_epochs(run, |epochs| {
+            (epochs[0].test_accuracy, epochs[0].test_macro_accuracy) = (accuracy, Some(of_class));
+        });
+    }
+    let [images, classes] = &runs;
+    let listed = |expected: [&Path; 2], parts: [&str; 3]| {
+        let listed = biformer(&["compare", text(images), text(classes)]).ok().out;
+        let lines: Vec<&str> = listed.lines().collect();
+        assert!(expected.iter().zip(&lines[1..]).all(|(run, line)| line.starts_with(text(run))), "{listed}");
+        assert!(parts.iter().zip(&lines).all(|(part, line)| line.contains(part)), "{listed}");
+    };
+    listed([images, classes], ["  accuracy  ", "  90.0% (1)  ", "  60.0% (1)  "]);
+    let by_class = |run: &Path| {
+        biformer(&["train", "--resume", "--out", text(run), "--set", "best_by=macro_accuracy"]).ok();
+    };
+    by_class(classes);
+    listed([images, classes], ["  accuracy  ", "best_by=\"accuracy\"", "best_by=\"macro_accuracy\""]);
+    by_class(images);
+    listed([classes, images], ["  macro  ", "  70.0% (1)  ", "  20.0% (1)  "]);
+    let drawn = fresh("compare-by-class").join("runs.png");
+    biformer(&["compare", text(images), text(classes), "--picture", text(&drawn)]).ok();
+}
+
 #[test]
 fn runs_are_drawn() {
     let (run, picture) = (&of_three_epochs().run, fresh("compare-drawn").join("runs.png"));

@@ -8,6 +8,7 @@ use biformer::config::Changes;
 use biformer::model::TensorFile;
 use biformer::trainer::Trainer;
 use biformer::trainer::checkpoint::Checkpoint;
+use biformer::trainer::metrics::EpochMetrics;
 use std::sync::LazyLock;
 use tensor::cpu::isa::Isa;
 
@@ -63,6 +64,36 @@ fn the_best_epoch_is_kept() {
     let kept = "It was best after epoch 1, 100.0%: those weights are in best.safetensors, which eval, predict and export\n\
                 take as well: --checkpoint ";
     assert!(said.contains(kept), "{said}");
+}
+
+/// Also from the middle of a run on: its epochs are then compared anew.
+#[test]
+fn the_best_epoch_may_be_that_of_the_mean_class() {
+    let shared = shared();
+    let run = shared.run("best-by-class");
+    let by_class = ["--set", "best_by=macro_accuracy"];
+    let said = biformer(&shared.train("best-by-class", &[&["--epochs", "2"][..], &by_class].concat())).ok().out;
+    let best = run.join("best.safetensors");
+    let of_class = |epoch: &EpochMetrics| format!("{:.1}%", 100.0 * epoch.test_macro_accuracy.unwrap());
+    let [first, last] = <[EpochMetrics; 2]>::try_from(epochs(&run.join("checkpoint.safetensors"))).unwrap();
+    assert!(said.contains(&format!("%  macro {:>5}   ", of_class(&first))), "{said}");
+    assert!(said.contains(&format!("Test accuracy {} (mean of the classes) after ", of_class(&last))), "{said}");
+
+    change_epochs(&run, |epochs| {
+        (epochs[0].test_accuracy, epochs[0].test_macro_accuracy) = (1.0, Some(0.0));
+        (epochs[1].test_accuracy, epochs[1].test_macro_accuracy) = (0.0, Some(1.0));
+    });
+    std::fs::remove_file(&best).unwrap();
+    let resume = |more: &[&str]| biformer(&[&["train", "--resume", "--out", text(&run)], more].concat()).ok();
+    assert!(!resume(&[]).err.contains("best.safetensors") && epochs(&best).len() == 2);
+    let lost = "best.safetensors is not there, or not that of epoch 1, the best so far";
+    let said = resume(&["--set", "best_by=accuracy"]);
+    assert!(said.err.contains(lost) && epochs(&best).len() == 2, "{said:?}");
+    let said = biformer(&["info", "--checkpoint", text(&run)]).ok().out;
+    assert!(said.contains("Test accuracy 0.0% after epoch 2; best after epoch 1, 100.0%."), "{said}");
+    resume(&by_class);
+    let said = biformer(&["info", "--checkpoint", text(&run)]).ok().out;
+    assert!(said.contains("Test accuracy 100.0% (mean of the classes) after epoch 2.\n"), "{said}");
 }
 
 #[test]
