@@ -8,6 +8,11 @@ use image::ImageFormat;
 
 use crate::tiff;
 
+/// The most parts before the pixels: segments of a JPEG, or texts and profiles of a PNG. Decoders keep each by itself, which
+/// for small ones takes several times the memory of what is in them. A file of the largest size has fewer that are full.
+const MOST_PARTS: usize = 10_000;
+pub(crate) const TOO_MANY_PARTS: &str = "its metadata are in more parts than are read: save it without them";
+
 /// Why a file need not be decoded, if it need not.
 pub(crate) fn refusal(bytes: &[u8]) -> Option<&'static str> {
     if bytes.is_empty() {
@@ -15,6 +20,9 @@ pub(crate) fn refusal(bytes: &[u8]) -> Option<&'static str> {
     }
     if bytes.starts_with(&[0xFF, 0xD8]) && !jpeg_is_whole(bytes) {
         return Some("the JPEG data end before their end marker");
+    }
+    if has_too_many_parts(bytes) {
+        return Some(TOO_MANY_PARTS);
     }
     if bytes.starts_with(b"RIFF") {
         if !riff_is_whole(bytes) {
@@ -60,11 +68,26 @@ pub(crate) fn allowed(format: Option<ImageFormat>, bytes: &[u8], most: u64) -> u
     }
 }
 
-/// The bytes of those of a PNG's chunks before the pixels that its decoder keeps.
-fn metadata_of_png(bytes: &[u8]) -> u64 {
+/// Whether a JPEG or PNG has more parts before its pixels than are read.
+pub(crate) fn has_too_many_parts(bytes: &[u8]) -> bool {
+    let mut parts = 0;
+    if bytes.starts_with(b"\x89PNG") {
+        parts = kept_chunks(bytes).take(MOST_PARTS + 1).count();
+    } else if bytes.starts_with(&[0xFF, 0xD8]) {
+        segments(bytes, |marker, _| parts += usize::from(marker != PADDING));
+    }
+    parts > MOST_PARTS
+}
+
+/// The lengths of those of a PNG's chunks before the pixels that its decoder keeps.
+fn kept_chunks(bytes: &[u8]) -> impl Iterator<Item = u64> {
     const KEPT: [&[u8]; 5] = [b"iCCP", b"tEXt", b"zTXt", b"iTXt", b"eXIf"];
-    let kept = png_chunks(bytes).filter(|(name, _)| KEPT.contains(name)).map(|(_, length)| length);
-    kept.fold(0, u64::saturating_add)
+    png_chunks(bytes).filter(|(name, _)| KEPT.contains(name)).map(|(_, length)| length)
+}
+
+/// Their bytes.
+fn metadata_of_png(bytes: &[u8]) -> u64 {
+    kept_chunks(bytes).fold(0, u64::saturating_add)
 }
 
 /// The names and lengths of a PNG's chunks before its pixels, no longer than the file.
@@ -154,6 +177,8 @@ fn memory_of_webp(bytes: &[u8], pixels: u64) -> u64 {
 
 const FRAMES: RangeInclusive<u8> = 0xC0..=0xC2;
 const START_OF_SCAN: u8 = 0xDA;
+/// Fills what is before a marker.
+const PADDING: u8 = 0xFF;
 
 /// Shows a JPEG's segments before its first scan: their markers, and the bytes from there on. Returns where they end,
 /// with the scan or where no marker is; nothing if the file ends within a segment's head. Segments are skipped whole,
@@ -165,9 +190,9 @@ pub(crate) fn segments<'b>(bytes: &'b [u8], mut see: impl FnMut(u8, &'b [u8])) -
             break;
         }
         see(marker, &bytes[at..]);
-        // An 0xFF before a marker is padding; the other markers here carry their length.
+        // The other markers here carry their length.
         at += match (marker, bytes.get(at + 2..at + 4)) {
-            (0xFF, _) => 1,
+            (PADDING, _) => 1,
             (_, Some(&[high, low])) => 2 + usize::from(u16::from_be_bytes([high, low])),
             _ => return None,
         };
@@ -229,6 +254,22 @@ mod tests {
             let png = [&b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR"[..], &[0; 17], &chunk, b"\0\0\0\0IDAT"].concat();
             assert_eq!(refusal(&png), is_refused.then_some("its palette is damaged"), "{length}");
         }
+    }
+
+    /// As many as there may be, and one more.
+    #[test]
+    fn there_may_be_so_many_parts() {
+        let png = |texts| {
+            let chunks = [&b"\0\0\0\x02tEXtk\0"[..], &[0; 4]].concat().repeat(texts);
+            [&b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR"[..], &[0; 17], &chunks, b"\0\0\0\0IDAT"].concat()
+        };
+        // Padding is no part.
+        let jpeg =
+            |profiles| [&[0xFF, 0xD8][..], &[0xFF, 0xFF, 0xE2, 0, 3, 7].repeat(profiles), &[0xFF, 0xDA]].concat();
+        for of in [&png as &dyn Fn(usize) -> Vec<u8>, &jpeg] {
+            assert_eq!([MOST_PARTS, MOST_PARTS + 1].map(|parts| has_too_many_parts(&of(parts))), [false, true]);
+        }
+        assert_eq!(refusal(&png(MOST_PARTS + 1)), Some(TOO_MANY_PARTS));
     }
 
     #[test]

@@ -135,7 +135,8 @@ pub fn size_of_image(path: &Path) -> Option<[usize; 2]> {
     size.ok().flatten().map(|(width, height)| [height as usize, width as usize])
 }
 
-/// Reads a regular file of at most `limit` bytes. A pipe or a device would block or never end, so it is refused.
+/// Reads a regular file of at most `limit` bytes. A pipe or a device would block or never end, so it is refused. So might
+/// a file of /proc, which says that it has no bytes: nothing is read of one that does.
 pub(crate) fn read_file(path: &Path, limit: u64, looked_for: &str) -> Result<Vec<u8>> {
     let metadata = fs::metadata(path).map_err(|cause| match cause.kind() {
         ErrorKind::NotFound => Error::Missing {
@@ -157,6 +158,9 @@ pub(crate) fn read_file(path: &Path, limit: u64, looked_for: &str) -> Result<Vec
         return Err(too_long(metadata.len()));
     }
     let mut bytes = vec![];
+    if metadata.len() == 0 {
+        return Ok(bytes);
+    }
     // Too little memory is an error of this file, not the end of the program.
     let room = reserve(&mut bytes, metadata.len() as usize);
     room.map_err(io::Error::from).map_err(Error::io(path))?;

@@ -3,7 +3,7 @@
 
 use image::DynamicImage;
 
-use crate::formats::{components_in_several_scans, frames, segments};
+use crate::formats::{TOO_MANY_PARTS, components_in_several_scans, frames, has_too_many_parts, segments};
 use crate::picture::CUT_OFF;
 
 /// The tags whose values the decoder reads.
@@ -77,7 +77,8 @@ pub(crate) fn memory_of_directory(bytes: &[u8]) -> u64 {
 
 /// How much memory the decoder takes for a strip or tile that is a JPEG, which may be larger than the picture is.
 ///
-/// Errors: one has more than `most` bytes, is damaged, or not all there.
+/// Errors: together they decode to more than `most` bytes, as many strips may be one and the same large JPEG, which would
+/// take hours; one is damaged, or not all there.
 pub(crate) fn memory_of_jpegs(bytes: &[u8], most: u64) -> Result<u64, &'static str> {
     const JPEG: usize = 7;
     if numbers(bytes, COMPRESSION).next() != Some(JPEG) {
@@ -86,14 +87,18 @@ pub(crate) fn memory_of_jpegs(bytes: &[u8], most: u64) -> Result<u64, &'static s
     if values(bytes, JPEG_TABLES).is_some_and(|tables| !are_tables(bytes, tables)) {
         return Err("its JPEG tables are damaged");
     }
-    let mut largest = 0;
+    let (mut largest, mut all) = (0, 0_u64);
     for (begin, length) in CHUNKS.iter().flat_map(|tags| numbers(bytes, tags[0]).zip(numbers(bytes, tags[1]))) {
         let jpeg = begin.checked_add(length).and_then(|end| bytes.get(begin..end)).ok_or(CUT_OFF)?;
         let has_scan = segments(jpeg, |_, _| {}).is_some_and(|scan| jpeg.get(scan..scan + 2) == Some(&[0xFF, 0xDA]));
         let (true, &[[width, height, colours]]) = (has_scan, &frames(jpeg)[..]) else {
             return Err("its JPEG data are damaged");
         };
-        if width * height * colours > most {
+        if has_too_many_parts(jpeg) {
+            return Err(TOO_MANY_PARTS);
+        }
+        all = all.saturating_add(width * height * colours);
+        if all > most {
             return Err("its JPEG data have more pixels than are read: save it without compression");
         }
         let coefficients = 2 * u64::from(components_in_several_scans(jpeg).unwrap_or(0));
@@ -196,6 +201,13 @@ mod tests {
             let jpeg = jpeg(0xC0, 3);
             assert!(needs(&jpeg[..jpeg.len() - 5 * cut], tables, 1800).is_err_and(|cause| cause.contains("damaged")));
         }
+        // Two strips that are the same JPEG: where both lie, and how long they are.
+        let (jpeg, begin) = (jpeg(0xC0, 3), 10 + 3 * 12 + 16);
+        let tags = file(&[[259, 3, 1, 7], [273, 4, 2, begin - 16], [279, 4, 2, begin - 8]]);
+        let places = [begin, begin, jpeg.len() as u32, jpeg.len() as u32].map(u32::to_le_bytes);
+        let shared = [&tags, places.as_flattened(), &jpeg].concat();
+        assert_eq!(memory_of_jpegs(&shared, 2 * 1800), Ok(1800 + 26));
+        assert!(memory_of_jpegs(&shared, 2 * 1800 - 1).is_err_and(|cause| cause.contains("more pixels")));
         assert_eq!(memory_of_jpegs(&file(&[[259, 3, 1, 7], [273, 4, 1, 99], [279, 4, 1, 9]]), 1), Err(CUT_OFF));
         assert_eq!(memory_of_jpegs(&file(&[[259, 3, 1, 5], [273, 4, 1, 99], [279, 4, 1, 9]]), 1), Ok(0));
     }
