@@ -16,6 +16,8 @@ use biformer::tensor::{DType, Tensor};
 use biformer::trainer::data_facts::DataFacts;
 use biformer::trainer::trained::TrainedModel;
 
+/// The share of each target that is spread over all classes.
+const SMOOTHING: f64 = 0.1;
 const SEED: u64 = 1;
 const STEPS: u64 = 60;
 
@@ -33,7 +35,8 @@ pub fn main() -> Result<()> {
     let images = data::open("embedded", Split::Train)?;
     let (classes, statistics) = (images.classes().to_vec(), images.statistics());
     let transform = Transform::train(32, statistics, &Augmentation::default())?;
-    let loader = Loader::new(images, LoaderConfig::train(32, SEED, transform))?;
+    let batches_of_32 = LoaderConfig { smoothing: SMOOTHING, ..LoaderConfig::train(32, SEED, transform) };
+    let loader = Loader::new(images, batches_of_32)?;
 
     let mut losses = vec![];
     let batches = (0..).flat_map(|epoch| loader.epoch(epoch, 0)); // each in an order of its own
@@ -47,10 +50,10 @@ pub fn main() -> Result<()> {
         let loss = match targets {
             Targets::Classes(labels) => {
                 let labels = Tensor::from_slice(labels, [labels.len()])?; // (N)
-                ops::cross_entropy(output.logits()?, &labels, 0.1)?
+                ops::cross_entropy(output.logits()?, &labels, SMOOTHING)?
             }
             Targets::Distributions(shares, shape) => {
-                // Where the augmentation has mixup or cutmix.
+                // Where the augmentation has mixup or cutmix; the loader has smoothed them.
                 let shares = Tensor::from_slice(shares, shape)?; // (N, K)
                 ops::soft_cross_entropy(output.logits()?, &shares)?
             }

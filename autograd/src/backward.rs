@@ -144,8 +144,8 @@ fn target(number: usize, node: &Node) -> Target {
 }
 
 /// The work that a backward rule is about to do: the multiply-adds of the wanted gradients, and the bytes of all
-/// tensors read (the upstream gradient and what the operation saved) or written. Zero for a composite rule, whose parts
-/// are profiled one by one.
+/// tensors read (the upstream gradient and what the operation saved) or written. Zero for a [frame](Rule::is_frame), whose
+/// parts are profiled one by one.
 fn work(rule: &dyn Rule, upstream: &Tensor, targets: &[Option<Target>]) -> (u64, usize) {
     if rule.is_frame() {
         return (0, 0);

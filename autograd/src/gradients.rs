@@ -110,10 +110,12 @@ impl Gradients {
         let entries = flat.layout.entries.iter().zip(&flat.written);
         let unreached = entries.filter(|&(entry, &written)| !written && !entry.frozen);
         let names: Vec<String> = unreached.map(|(entry, _)| entry.name.clone()).collect();
-        match names.is_empty() {
-            true => Ok(()),
-            false if flat.written.contains(&true) => Err(Error::Unreached { names }),
-            false => Err(Error::NoBackward),
+        if names.is_empty() {
+            Ok(())
+        } else if flat.written.contains(&true) {
+            Err(Error::Unreached { names })
+        } else {
+            Err(Error::NoBackward)
         }
     }
 }

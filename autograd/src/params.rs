@@ -264,8 +264,8 @@ impl Parameters {
         self.owner.layout = Arc::new(layout);
     }
 
-    /// Whether these are the same model's: one was made of the other, by [sharing](Self::share), [casting](Self::cast)
-    /// or moving, and is not a [duplicate](Self::duplicate).
+    /// Whether both are the same model's, come from it by [sharing](Self::share), [casting](Self::cast) or moving. A
+    /// [duplicate](Self::duplicate) counts as another model's.
     pub fn is_same_model(&self, other: &Parameters) -> bool {
         self.owner.number == other.owner.number
     }

@@ -74,14 +74,14 @@ impl Block {
         index: usize,
         branch: impl Fn(&Var<'t>, bool) -> Result<Var<'t>>,
     ) -> Result<Var<'t>> {
-        let stream = match self.drop_path > 0.0 {
-            true if self.parameters.iter().all(|&id| pass.is_frozen(id)) => {
-                // What is frozen must not decide which images skip other blocks' branches.
-                pass.skip_stream();
-                None
-            }
-            true => pass.stream(),
-            false => None,
+        let stream = if self.drop_path == 0.0 {
+            None
+        } else if self.parameters.iter().all(|&id| pass.is_frozen(id)) {
+            // What is frozen must not decide which images skip other blocks' branches.
+            pass.skip_stream();
+            None
+        } else {
+            pass.stream()
         };
         if self.gamma.is_none() && stream.is_none() {
             return branch(x, true);

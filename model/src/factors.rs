@@ -12,7 +12,7 @@ use tensor::{DType, Tensor};
 #[derive(Debug)]
 pub struct Factors {
     rounded: Parameters,
-    /// What they were made of. As long as it is shared it cannot be written, so that they are not out of date.
+    /// What they were made of. Holding it keeps the parameters from being written, so that these cannot be out of date.
     source: (Parameters, Vec<RunningStatistics>),
     prepared: Arc<Prepared>,
 }

@@ -120,7 +120,10 @@ impl BiFormer {
         };
         let Tail::Pool { norm, head } = &self.tail else { return Ok(maps) };
         let pooled = ops::mean_pool(&norm.forward(pass, &x)?)?;
-        Ok(vec![head.as_ref().map_or(Ok(pooled.clone()), |head| head.forward(pass, &pooled))?])
+        Ok(vec![match head {
+            Some(head) => head.forward(pass, &pooled)?,
+            None => pooled,
+        }])
     }
 
     /// The last map and, for a backbone, the maps of all stages: each stage runs on all images before the next. In

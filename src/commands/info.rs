@@ -102,7 +102,11 @@ impl Begun {
         let (images, classes) = (facts.train_images, facts.classes.len());
         let es = if classes == 1 { "" } else { "es" };
         let s = plural(images);
-        say!("{}: {model}, trained on {images} image{s} of {data} ({classes} class{es}).", path.display());
+        let trained = match images {
+            0 => format!("for {classes} class{es}; what it was trained on is not recorded"),
+            _ => format!("trained on {images} image{s} of {data} ({classes} class{es})"),
+        };
+        say!("{}: {model}, {trained}.", path.display());
         if let Some(progress) = progress {
             let (epoch, batch) = (progress.epoch(), progress.batch);
             let within = if batch > 0 { format!(", and batch {batch} of the next") } else { String::new() };

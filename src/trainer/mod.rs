@@ -21,7 +21,7 @@
 //! | `logs.rs` | its metrics and timings, a line an epoch |
 //! | `metrics.rs` | what is measured of an epoch |
 //! | `measure.rs` | how epochs are compared |
-//! | `failure.rs` | what a run that cannot go on says, and how it goes on |
+//! | `failure.rs` | the error of a run that fails, with advice on how to go on |
 //! | `display.rs` | what a user sees while it trains |
 //! | `stopwatch.rs` | how long an epoch takes, and how much of that it waits |
 

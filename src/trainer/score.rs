@@ -214,7 +214,7 @@ pub fn probabilities(logits: &Tensor) -> Result<Vec<f64>> {
     Ok(rows.concat())
 }
 
-/// What the probabilities of a row of logits are the shares of.
+/// exp(x - largest) of each logit of a row: divided by their sum, these are the probabilities.
 fn exponentials(row: &[f32], largest: f32) -> impl Iterator<Item = f64> {
     row.iter().map(move |&x| libm::exp(f64::from(x - largest)))
 }

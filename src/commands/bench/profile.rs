@@ -1,4 +1,4 @@
-//! `biformer bench --profile`: the operations of a step, compared with the machine's peak rates.
+//! `biformer bench --profile`: the operations of a step, compared with rates that the machine reaches.
 
 use super::noise;
 use autograd::{Profile, ProfileLine, Work};
@@ -167,8 +167,8 @@ impl fmt::Display for Report {
         let mebibytes = copied >> 20;
         write!(
             f,
-            "The most that this machine does here: {gflops:.1} GFLOP/s, a product of {extent}x{extent} {matrices}\n\
-             matrices, and {gb_per_s:.1} GB/s, a copy of {mebibytes} MiB, reads and writes together. GB/s count what an\n\
+            "100 % are {gflops:.1} GFLOP/s, a product of {extent}x{extent} {matrices} matrices, and {gb_per_s:.1} GB/s, a\n\
+             copy of {mebibytes} MiB, reads and writes together, as this machine did them just now. GB/s count what an\n\
              operation must read and write; caches, and tensors that are handed on unchanged, can make it more than that."
         )
     }

@@ -1,8 +1,8 @@
 //! Threads, and reductions that do not notice how many there are.
 //!
-//! Work is cut into pieces by its shape alone; which thread takes which piece is left to rayon. A piece
+//! Work is cut into tasks by its shape alone; which thread takes which task is left to rayon. A task
 //! writes only its own part of the result, or its own partial sum, and partial sums are added in the
-//! order of the pieces. So the bits of a result do not depend on the number of threads.
+//! order of the tasks. So the bits of a result do not depend on the number of threads.
 
 use super::registers::Vector;
 use crate::{Float, Scratch, in_registers, scratch, simd, unrolled};
@@ -10,10 +10,10 @@ use rayon::prelude::*;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// About how many elementary operations make a piece of work that is worth a thread's while.
+/// About how many elementary operations make a task that is worth a thread's while.
 pub const GRAIN: usize = 1 << 14;
 
-/// How many items (rows, images) make a piece, when each costs `work` elementary operations.
+/// How many items (rows, images) a task has, when each costs `work` elementary operations.
 pub fn items_per_task(work: usize) -> usize {
     (GRAIN / work.max(1)).max(1)
 }
