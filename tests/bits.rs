@@ -1,6 +1,6 @@
 //! The bits of short training runs, as they were recorded: the same on every machine with an instruction set,
 //! whatever its system. Who changes how something is rounded records them anew: `UPDATE=1 cargo test --release --test bits` writes
-//! `tests/fixtures/bits.txt`, on a machine that has them all.
+//! `tests/fixtures/bits.txt`. The lines of instruction sets that the machine lacks stay as they are, and may then be wrong.
 
 mod common;
 
@@ -68,17 +68,19 @@ fn a_run_has_the_recorded_bits_on_every_instruction_set() {
             let files = ["--data", text(&data), "--out", text(&run)];
             let mut train = command(&[&["train"], &asked[..], &files].concat());
             Ran::from(train.env("BIFORMER_ISA", isa.name()).output().unwrap()).ok();
-            found.insert((name, kind), format!("{:016x}", bits(&run)));
+            found.insert(format!("{name} {kind}"), format!("{:016x}", bits(&run)));
         }
     }
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(RECORD);
+    let recorded = fs::read_to_string(&path).unwrap();
+    let mut known: BTreeMap<&str, &str> = recorded.lines().filter_map(|line| line.rsplit_once(' ')).collect();
     if std::env::var_os("UPDATE").is_some() {
-        let lines = found.iter().map(|((name, kind), bits)| format!("{name} {kind} {bits}\n"));
+        known.extend(found.iter().map(|(run, bits)| (run.as_str(), bits.as_str())));
+        let lines = known.iter().map(|(run, bits)| format!("{run} {bits}\n"));
         return fs::write(path, lines.collect::<String>()).unwrap();
     }
-    let recorded = fs::read_to_string(path).unwrap();
-    for ((name, kind), bits) in found {
-        let line = format!("{name} {kind} {bits}");
-        assert!(recorded.lines().any(|known| known == line), "{line} is not in {RECORD}; UPDATE=1 puts it there");
+    for (run, bits) in &found {
+        let known = known.get(run.as_str());
+        assert_eq!(known, Some(&bits.as_str()), "{run} has other bits than in {RECORD}; UPDATE=1 records them");
     }
 }

@@ -202,6 +202,15 @@ fn in_ptx_on_a_small_gpu_where_attention_takes_other_forms() {
     repeated_in_ptx(&[("ONLY", "attention,bra"), ("STANDIN_MULTIPROCESSORS", "1"), ONCE]);
 }
 
+/// As that of a block is on GPUs of compute capability 8.6 and 8.9: where the usual form has too little room, another is
+/// taken.
+#[test]
+fn in_ptx_with_less_shared_memory() {
+    const SHARED: usize = 99 << 10;
+    let shared = SHARED.to_string();
+    repeated_in_ptx(&[("ONLY", "attention,bra,conv2d,linear,mlp"), ("STANDIN_SHARED", &shared), ONCE]);
+}
+
 /// For those that came after 9.0, which another compiler inside NVRTC is for.
 #[test]
 fn in_ptx_of_later_generations() {

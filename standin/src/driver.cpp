@@ -32,7 +32,9 @@ struct Function {
     int dynamic_shared; // that it may have
 };
 
-constexpr int MAX_SHARED = 227 << 10;
+// The shared memory that a block may have: as on a GPU of compute capability 9.0.
+int max_shared() { return int(setting("STANDIN_SHARED", 227 << 10)); }
+
 // What the driver takes of the device's memory for a module, or a recording.
 constexpr size_t OWN = 1 << 20;
 
@@ -136,7 +138,7 @@ EXPORTED Status cuDeviceGetAttribute(int* value, int attribute, int) {
         case 16: *value = setting("STANDIN_MULTIPROCESSORS", 132); return SUCCESS;
         case 75: *value = capability / 10; return SUCCESS;
         case 76: *value = capability % 10; return SUCCESS;
-        case 97: *value = MAX_SHARED; return SUCCESS; // the opt-in maximum
+        case 97: *value = max_shared(); return SUCCESS; // the opt-in maximum
         default: return INVALID_VALUE;
         }
     });
@@ -365,7 +367,7 @@ EXPORTED Status cuFuncGetAttribute(int* value, int attribute, Function* function
 
 EXPORTED Status cuFuncSetAttribute(Function* function, int attribute, int value) {
     return call([&] {
-        int most = MAX_SHARED - function->kernel->shared_bytes;
+        int most = max_shared() - function->kernel->shared_bytes;
         if (attribute != 8 || value < 0 || value > most) return INVALID_VALUE;
         function->dynamic_shared = value;
         return SUCCESS;

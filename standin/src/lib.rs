@@ -22,6 +22,7 @@
 //! | `STANDIN_DEVICES` | how many GPUs there are |
 //! | `STANDIN_CAPABILITY` | 90 for 9.0 |
 //! | `STANDIN_MULTIPROCESSORS`, `STANDIN_MEMORY` | how many, and how many bytes |
+//! | `STANDIN_SHARED` | how many bytes of shared memory a block may have |
 //! | `STANDIN_DRIVER`, `STANDIN_NVRTC`, `STANDIN_CUBLAS` | versions, as each library numbers them |
 //! | `STANDIN_EPILOGUES` | 0: cuBLASLt refuses all epilogues; 2: only when a product with one is to be computed; 3: it reports that they would be slow; 4: products with one fail |
 //! | `STANDIN_REFUSED` | how many of the three algorithms that it recommends for a product cuBLASLt refuses when they are used |
