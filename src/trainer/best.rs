@@ -3,6 +3,7 @@
 use super::checkpoint::{Checkpoint, FILE_NAME, Progress};
 use super::folder::{RunFolder, kind};
 use super::metrics::EpochMetrics;
+use super::summary::Summary;
 use crate::config::Measure;
 use crate::printing::tell;
 use anyhow::{Error, Result, anyhow, bail};
@@ -66,6 +67,15 @@ impl RunFolder {
         }
         self.ensure_own()?;
         copy_safely(&self.checkpoint(), &self.path().join(BEST)).map_err(|error| self.unsaved(error.into()))
+    }
+
+    /// The same for a run that is resumed, in case it was killed before it could do this. A copy that is there stays if it
+    /// is of the last epoch, or was the best by another measure: its weights may be nowhere else.
+    pub(super) fn keep_best_of_before(&self, progress: &Progress, by: Measure) -> Result<()> {
+        match Summary::read(&self.path().join(BEST)) {
+            Ok(kept) if kept.progress.epoch() == progress.epoch() || kept.config.best_by != by => Ok(()),
+            _ => self.keep_best(progress, by),
+        }
     }
 }
 

@@ -100,8 +100,7 @@ impl Trainer {
         trainer.folder.write_config(trainer.learner.config())?;
         let by = trainer.config().best_by;
         if trainer.progress.batch == 0 {
-            // In case the run was killed before it could do this.
-            trainer.folder.keep_best(&trainer.progress, by)?;
+            trainer.folder.keep_best_of_before(&trainer.progress, by)?;
         }
         trainer.folder.note_lost(&trainer.progress, by);
         trainer.note_resumed(checkpoint)?;

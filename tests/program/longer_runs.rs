@@ -4,7 +4,7 @@ use crate::common::program::{
     Ran, biformer, change_epochs, command, contents, epochs, json, make_first_best, place, text,
 };
 use crate::common::undisturbed::Undisturbed;
-use biformer::config::Changes;
+use biformer::config::{Changes, Measure};
 use biformer::model::TensorFile;
 use biformer::trainer::Trainer;
 use biformer::trainer::checkpoint::Checkpoint;
@@ -92,6 +92,17 @@ fn the_best_epoch_may_be_that_of_the_mean_class() {
     let said = biformer(&["info", "--checkpoint", text(&run)]).ok().out;
     assert!(said.contains("Test accuracy 0.0% after epoch 2; best after epoch 1, 100.0%."), "{said}");
     resume(&by_class);
+
+    // What was the best by another measure is not written over by resuming, once or twice: its weights may be nowhere else.
+    let mut first = Checkpoint::read(&run.join("checkpoint.safetensors")).unwrap();
+    first.progress.epochs.truncate(1);
+    first.described.config.best_by = Measure::Accuracy;
+    first.write(&best).unwrap();
+    for _ in 0..2 {
+        let said = resume(&[]);
+        let lost = "best.safetensors is not there, or not that of epoch 2, the best so far";
+        assert!(said.err.contains(lost) && epochs(&best).len() == 1, "{said:?}");
+    }
     let said = biformer(&["info", "--checkpoint", text(&run)]).ok().out;
     assert!(said.contains("Test accuracy 100.0% (mean of the classes) after epoch 2.\n"), "{said}");
 }
