@@ -16,8 +16,8 @@ pub trait Rule: Send + 'static {
 
     /// Mutable access to [`saved`](Self::saved), in the same order, without the trailing tensors that only
     /// [`recompute`](Self::recompute) reads. A recomputing tape takes values out and puts them back, and
-    /// [`Tape::tamper`](crate::Tape::tamper) spoils them. A batch in pieces gives none: what it
-    /// saved belongs to the tapes of its pieces.
+    /// [`Tape::tamper`](crate::Tape::tamper) spoils them. A batch in pieces gives none: what it saved
+    /// belongs to the tapes of its pieces.
     fn saved_mut(&mut self) -> Vec<&mut Tensor>;
 
     /// How to recompute the operation's value, bit for bit, from what the rule holds; `None` if that is impossible, or

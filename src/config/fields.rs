@@ -112,7 +112,9 @@ impl RunConfig {
             Ok(fields(&table).into_iter().map(|(name, value)| (name, value.clone())).collect::<BTreeMap<_, _>>())
         };
         let mut all = runs.iter().map(|run| table_of(run)).collect::<Result<Vec<_>>>()?;
-        let presets = runs.iter().map(|run| table_of(&Self::for_model(&run.model)?)).collect::<Result<Vec<_>>>()?;
+        // A model that this version does not know has no preset.
+        let preset = |run: &&Self| Self::for_model(&run.model).map_or(Ok(BTreeMap::new()), |preset| table_of(&preset));
+        let presets = runs.iter().map(preset).collect::<Result<Vec<_>>>()?;
         let names: BTreeSet<String> = all.iter().flat_map(BTreeMap::keys).cloned().collect();
         let differs = |name: &String| {
             let alike = all.windows(2).all(|pair| pair[0].get(name) == pair[1].get(name));

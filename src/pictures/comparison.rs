@@ -21,18 +21,16 @@ const COLOURS: [RGBColor; 7] = [BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY, INK
 pub const MOST: usize = COLOURS.len();
 
 /// Draws the accuracy on test images, by this measure, of the first [`MOST`] of these runs, each by its name and its
-/// epochs, as a PNG of 1200x450 pixels. `tested_on` is what the images are called, if all runs call them so. Errors: where the file cannot be
-/// written.
+/// epochs, as a PNG of 1200x450 pixels. `tested_on` is what the images are called, if all runs call them so. Errors:
+/// where the file cannot be written.
 pub fn draw(runs: &[(&str, &[EpochMetrics])], by: Measure, tested_on: Option<&str>, path: &Path) -> Result<()> {
     let shown = &runs[..runs.len().min(MOST)];
     // Runs that were begun together often differ at the end of their names.
     let names = shown.iter().map(|(name, _)| end_of(name, TEXT, NAME)).collect::<Result<Vec<_>>>()?;
     let images = tested_on.map_or_else(|| "each run's own images".to_owned(), |name| format!("{name} images"));
-    let curves = names
-        .iter()
-        .zip(COLOURS)
-        .zip(shown)
-        .map(|((name, colour), (_, epochs))| Curve::new(name, colour, epochs, |metrics| 100.0 * by.of(metrics)));
+    let curves = names.iter().zip(COLOURS).zip(shown).map(|((name, colour), (_, epochs))| {
+        Curve::new(name, colour, epochs, |metrics| 100.0 * by.of(metrics).unwrap_or(f64::NAN))
+    });
     let accuracy = Panel {
         title: "Accuracy (%)",
         caption: match runs.len() - shown.len() {

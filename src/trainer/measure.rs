@@ -4,17 +4,17 @@ use super::metrics::EpochMetrics;
 use crate::config::Measure;
 
 impl Measure {
-    /// This accuracy of an epoch, 0 to 1. Of an epoch in which the classes' were not measured, the plain one.
-    pub fn of(self, epoch: &EpochMetrics) -> f64 {
+    /// This accuracy of an epoch, 0 to 1. None if it was not measured, in a run of an earlier version.
+    pub fn of(self, epoch: &EpochMetrics) -> Option<f64> {
         match self {
-            Self::Accuracy => epoch.test_accuracy,
-            Self::MacroAccuracy => epoch.test_macro_accuracy.unwrap_or(epoch.test_accuracy),
+            Self::Accuracy => Some(epoch.test_accuracy),
+            Self::MacroAccuracy => epoch.test_macro_accuracy,
         }
     }
 
     /// The same in percent, as it is printed.
     pub fn percent(self, epoch: &EpochMetrics) -> String {
-        format!("{:.1}%", 100.0 * self.of(epoch))
+        self.of(epoch).map_or_else(|| "unknown".into(), |accuracy| format!("{:.1}%", 100.0 * accuracy))
     }
 
     /// What is added to a printed accuracy, if it is not what one would take it for.
@@ -25,10 +25,11 @@ impl Measure {
         }
     }
 
-    /// Whether one epoch is better than another: its accuracy is higher, or as high and its loss is smaller.
+    /// Whether one epoch is better than another: its accuracy is higher, or as high and its loss is smaller. Any accuracy
+    /// is higher than none.
     pub fn prefers(self, one: &EpochMetrics, other: &EpochMetrics) -> bool {
-        let ahead = self.of(one) - self.of(other);
-        ahead > 0.0 || ahead == 0.0 && one.test_loss < other.test_loss
+        let (one_of, other_of) = (self.of(one), self.of(other));
+        one_of > other_of || one_of == other_of && one.test_loss < other.test_loss
     }
 
     /// The last and the best of some epochs; of equally good ones, the first.
@@ -74,7 +75,8 @@ mod tests {
     fn or_most_of_the_mean_class() {
         assert_eq!(best(Measure::MacroAccuracy, [(1.0, [0.9, 0.4]), (9.0, [0.5, 0.41])]), 2);
         assert_eq!(best(Measure::MacroAccuracy, [(1.0, [0.5, 0.4]), (9.0, [0.9, 0.4])]), 1);
-        let older = EpochMetrics { test_accuracy: 0.25, ..EpochMetrics::default() };
-        assert_eq!(Measure::MacroAccuracy.of(&older), 0.25);
+        let older = EpochMetrics { test_accuracy: 0.9, ..EpochMetrics::default() };
+        let newer = EpochMetrics { test_loss: 1.0, test_macro_accuracy: Some(0.0), ..older };
+        assert!(Measure::MacroAccuracy.prefers(&newer, &older) && !Measure::MacroAccuracy.prefers(&older, &newer));
     }
 }

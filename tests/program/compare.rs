@@ -4,6 +4,7 @@ use crate::common::program::{biformer, change_epochs, fresh, json, text};
 use crate::common::samples::{changes, cifar10_of, copied_run, of_three_epochs, trained};
 use biformer::data::load_image;
 use biformer::trainer::Trainer;
+use biformer::trainer::checkpoint::Checkpoint;
 use std::fs;
 use std::path::Path;
 
@@ -34,6 +35,21 @@ fn runs_are_listed_the_best_first_with_what_sets_them_apart() {
     let seconds: f64 = timings.lines().map(|line| json(line)["seconds"].as_f64().unwrap()).sum();
     assert_eq!(runs[1]["seconds"], seconds);
     assert_eq!(runs[1]["config"]["clip_norm"], 5.0);
+}
+
+/// As of a run of a later version.
+#[test]
+fn a_run_of_an_unknown_model_is_listed_as_well() {
+    let [run, other] = ["compare-known", "compare-unknown"].map(copied_run);
+    let path = other.join("checkpoint.safetensors");
+    let mut checkpoint = Checkpoint::read(&path).unwrap();
+    checkpoint.described.config.model = "later".into();
+    checkpoint.write(&path).unwrap();
+    let listed = biformer(&["compare", text(&run), text(&other)]).ok().out;
+    assert!(
+        listed.lines().count() == 3 && listed.contains(" model=\"later\"") && listed.contains(" model=\"nano\""),
+        "{listed}"
+    );
 }
 
 /// By the mean of the classes' accuracies, if all runs are to be compared by it.

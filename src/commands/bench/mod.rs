@@ -42,8 +42,8 @@ pub struct Arguments {
     #[arg(long, value_name = "N", default_value_t = 10)]
     steps: usize,
     /// Says where the time goes: for each operation, forward and backward, its time, its share, its GFLOP/s and GB/s,
-    /// and these rates as a percentage of a large product's and a large copy's, which are measured as well. An operation's arithmetic and
-    /// memory traffic are counted as the minimum that its mathematics requires.
+    /// and these rates as a percentage of a large product's and a large copy's, which are measured as well. An
+    /// operation's arithmetic and memory traffic are counted as the minimum that its mathematics requires.
     #[arg(long)]
     profile: bool,
     /// Times only the model's routed attention, stage by stage: forward, and forward + backward. The time of a call is
