@@ -1,7 +1,7 @@
 //! How many threads a command computes on.
 
 use crate::printing::{plural, tell};
-use anyhow::{Context, Result};
+use anyhow::{Result, anyhow};
 use rayon::ThreadPool;
 use std::io;
 use std::thread::available_parallelism;
@@ -30,7 +30,8 @@ pub fn pool(asked: usize) -> Result<ThreadPool> {
             plural(cores)
         );
     }
-    thread_pool(threads).context("starting threads")
+    // Not as its context: the pool's error is its source's words again.
+    thread_pool(threads).map_err(|error| anyhow!("starting {threads} thread{}: {error}", plural(threads)))
 }
 
 /// The number in rayon's variable. An invalid one is ignored with a note, as no run should fail over it.

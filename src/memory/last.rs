@@ -1,8 +1,12 @@
 //! What happens when the system has no memory left at all.
 
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
 use std::io::{self, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{PoisonError, RwLock};
+use std::thread;
+use std::time::Duration;
 use tensor::memory::is_refusable;
 
 /// What is to be said, unless more is known.
@@ -59,9 +63,25 @@ fn or_end(place: *mut u8, size: usize) -> *mut u8 {
 
 #[cold]
 fn end(size: usize) -> ! {
+    speak_alone();
     // This takes no memory.
     let _ =
         writeln!(io::stderr(), "error: {}: the system refused {size} bytes more; {}", tensor::OUT_OF_MEMORY, advice());
+    exit()
+}
+
+/// Returns in one thread: the first to say that memory has run out, which then ends the program. In any other thread it
+/// does not return, since several may run out of memory at once, and that is reported once.
+pub(super) fn speak_alone() {
+    static TAKEN: AtomicBool = AtomicBool::new(false);
+    thread_local! {
+        static SPEAKS: Cell<bool> = const { Cell::new(false) };
+    }
+    if SPEAKS.get() || !TAKEN.swap(true, Ordering::Relaxed) {
+        return SPEAKS.set(true);
+    }
+    // Not for ever: this thread may hold what the one that speaks is waiting for.
+    thread::sleep(Duration::from_secs(1));
     exit()
 }
 

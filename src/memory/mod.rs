@@ -7,7 +7,7 @@ use crate::config::RunConfig;
 use crate::device::DeviceName;
 use anyhow::{Result, bail};
 use forecast::Sample;
-use last::advice;
+use last::{advice, speak_alone};
 use model::cost::gathered_bytes;
 use std::any::Any;
 use std::panic::{self, AssertUnwindSafe};
@@ -86,7 +86,7 @@ fn ensure_fit([work, choice]: [&str; 2], how: &str, needed: u64, free: u64) -> R
 }
 
 /// Runs some work. If it panics because the system has unexpectedly run out of memory, turns that into an error; other
-/// panics are resumed.
+/// panics are resumed. The program is to end then: this is its last word on memory.
 pub fn or_out_of_memory<R>(work: impl FnOnce() -> Result<R>) -> Result<R> {
     let as_ever = panic::take_hook();
     panic::set_hook(Box::new(move |info| {
@@ -99,6 +99,7 @@ pub fn or_out_of_memory<R>(work: impl FnOnce() -> Result<R>) -> Result<R> {
     match panic::catch_unwind(AssertUnwindSafe(work)) {
         Ok(done) => done,
         Err(panic) if lack(panic.as_ref()) => {
+            speak_alone();
             let said = panic.downcast_ref::<String>().map_or(OUT_OF_MEMORY, String::as_str);
             bail!("{said}; {}", advice())
         }
