@@ -8,6 +8,7 @@ use crate::device::{DEVICE_HELP, DeviceName, Precision};
 use crate::memory::when_it_runs_out;
 use crate::printing::{capitalized, plural, tell};
 use crate::signals;
+use crate::trainer::best::BEST;
 use crate::trainer::folder::holds_run;
 use crate::trainer::{Outcome, Trainer};
 use anyhow::{Context, Result, bail};
@@ -233,9 +234,15 @@ fn print_accuracy(trainer: &Trainer, seconds: u64, goes_on: bool) -> Result<()> 
         let name = capitalized(trainer.facts().tested_on());
         let accuracy = format!("{}{}", by.percent(&last), by.remark());
         say!("{name} accuracy {accuracy} after {}:{:02} min{since}.", seconds / 60, seconds % 60);
-        if let (Some(best), Some(kept)) = (by.surpassed([&last, &best]), trainer.folder().kept(&best)) {
-            say!("It was {best}: those weights are in {kept}, which eval, predict and export");
-            say!("take as well: --checkpoint {}", trainer.folder().argument_of(kept));
+        if let Some(which) = by.surpassed([&last, &best]) {
+            match trainer.folder().kept_epoch() {
+                Some(kept) if kept == best.epoch => {
+                    say!("It was {which}: those weights are in {BEST}, which eval, predict and export");
+                    say!("take as well: --checkpoint {}", trainer.folder().argument_of(BEST));
+                }
+                Some(kept) => say!("It was {which}, whose weights were not kept; those in {BEST} are of epoch {kept}."),
+                None => say!("It was {which}, whose weights were not kept."),
+            }
         }
     }
     Ok(())

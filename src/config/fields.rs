@@ -83,10 +83,11 @@ fn fields(config: &Table) -> Vec<(String, &Value)> {
     of_entry.collect()
 }
 
-/// The first subnormal number in a configuration, if there is one, with its field: in computations, subnormals are
-/// flushed to 0.
-pub fn subnormal(config: &Table) -> Option<(String, f64)> {
-    let number = |value: &Value| value.as_float().filter(|number| number.is_subnormal());
+/// The first number in a configuration that is not 0 and computes as 0, if there is one, with its field: computations are
+/// in f32, and flush subnormals.
+pub fn computes_as_zero(config: &Table) -> Option<(String, f64)> {
+    let tiny = |number: &f64| *number != 0.0 && number.abs() < f64::from(f32::MIN_POSITIVE);
+    let number = |value: &Value| value.as_float().filter(tiny);
     fields(config).into_iter().find_map(|(name, value)| Some((name, number(value)?)))
 }
 

@@ -26,7 +26,7 @@ use crate::threads::MAX_THREADS;
 use anyhow::{Context, Result, bail};
 use changes::{parse_table, usual_folder};
 use data::Augmentation;
-use fields::{differences, subnormal};
+use fields::{computes_as_zero, differences};
 use model::{Features, ModelConfig, in_plain_words, preset};
 use optim::{AdamWConfig, EmaConfig, Schedule};
 use serde::{Deserialize, Serialize};
@@ -224,8 +224,10 @@ impl RunConfig {
         if names_same("weights", &changed.weights, &self.weights)? {
             changed.weights.clone_from(&self.weights);
         }
-        if changed.architecture.num_classes == Self::for_model(&changed.model)?.architecture.num_classes {
-            // As for a new run, a model's default number of classes gives way to that of the data.
+        // As for a new run, a model's default number of classes gives way to that of the data. (The model may be one of a
+        // later version.)
+        let usual = Self::for_model(&changed.model).map(|model| model.architecture.num_classes);
+        if usual.is_ok_and(|classes| changed.architecture.num_classes == classes) {
             changed.architecture.num_classes = self.architecture.num_classes;
         }
         self.ensure_resumable(&changed)?;
@@ -281,7 +283,7 @@ impl RunConfig {
 
     /// Errors: a field that is invalid for any run, with what is expected.
     pub fn check(&self) -> Result<()> {
-        self.check_model()?;
+        self.check_architecture()?;
         for (name, value) in
             [("epochs", self.epochs), ("batch_size", self.batch_size), ("micro_batches", self.micro_batches)]
         {
@@ -317,16 +319,21 @@ impl RunConfig {
                 bail!("{name} = {share}, expected a share above 0, up to 1; for what is to stay as it is: freeze");
             }
         }
-        self.ensure_rates()?;
         self.schedule.check(self.epochs)?;
+        self.ensure_rates()?;
         self.augmentation.check(self.image_size).context("augmentation")?;
         self.optimizer.check().context("optimizer")?;
         self.ema.settings().check().context("ema")?;
-        Ok(())
+        self.ensure_none_vanishes()
     }
 
-    /// Errors: an invalid field of the model or of the preprocessing of its images.
+    /// Errors: an invalid field of the model or of the preprocessing of its images, or a number that computes as 0.
     fn check_model(&self) -> Result<()> {
+        self.check_architecture()?;
+        self.ensure_none_vanishes()
+    }
+
+    fn check_architecture(&self) -> Result<()> {
         self.architecture.check().context("architecture")?;
         self.architecture.check_image(self.image_size, self.image_size).context("image_size and architecture")?;
         if self.architecture.features != Features::Logits {
@@ -334,8 +341,11 @@ impl RunConfig {
                 "architecture.features: only \"logits\" can be trained and measured; take other features with \"biformer forward\", or in programs of your own"
             );
         }
-        self.check_preprocessing().context("preprocessing")?;
-        if let Some((name, number)) = subnormal(&Table::try_from(self)?) {
+        self.check_preprocessing().context("preprocessing")
+    }
+
+    fn ensure_none_vanishes(&self) -> Result<()> {
+        if let Some((name, number)) = computes_as_zero(&Table::try_from(self)?) {
             bail!(
                 "{name} = {number:?}, which computes as 0; expected a number further from it, or 0 where that is allowed"
             );

@@ -15,7 +15,8 @@ impl RunConfig {
         self.backbone_lr * (0..layers).fold(1.0, |share, _| share * self.layer_decay)
     }
 
-    /// Errors: more rates than the optimiser can tell apart, which are 256, with and without weight decay.
+    /// Errors: the first layer's rate computes as 0, or there are more rates than the optimiser can tell apart, which are
+    /// 256, with and without weight decay.
     pub(super) fn ensure_rates(&self) -> Result<()> {
         // Beside the blocks' there are those of the stem, of the last norm and of the head.
         const MOST: usize = 128 - 3;
@@ -24,6 +25,13 @@ impl RunConfig {
             let decay = self.layer_decay;
             bail!(
                 "layer_decay = {decay}: at most {MOST} blocks can have rates of their own, not {blocks}; leave it out"
+            );
+        }
+        let first = self.schedule.peak * self.rate_of("downsample_layers.0.0.weight");
+        if first < f64::from(f32::MIN_POSITIVE) {
+            bail!(
+                "backbone_lr and layer_decay: the first layer's learning rate is {first:?}, which computes as 0; for what is \
+                 to stay as it is: freeze"
             );
         }
         Ok(())

@@ -59,8 +59,8 @@ impl ScheduleConfig {
     pub(super) fn check(&self, epochs: usize) -> Result<()> {
         let Self { rule, peak, start, min, warmup_epochs } = *self;
         // Weights are in f32.
-        if !(peak > 0.0 && (peak as f32).is_finite()) {
-            bail!("schedule.peak = {peak:?}, expected a learning rate above 0, for instance 0.001");
+        if !(f64::from(f32::MIN_POSITIVE)..=f64::from(f32::MAX)).contains(&peak) {
+            bail!("schedule.peak = {peak:?}, expected a learning rate above 0, also in f32, for instance 0.001");
         }
         for (name, rate) in [("start", start), ("min", min)] {
             if !(0.0..=peak).contains(&rate) {

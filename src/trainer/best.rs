@@ -2,7 +2,6 @@
 
 use super::checkpoint::{Checkpoint, FILE_NAME, Progress};
 use super::folder::{RunFolder, kind};
-use super::metrics::EpochMetrics;
 use super::summary::Summary;
 use crate::config::Measure;
 use crate::printing::tell;
@@ -12,24 +11,25 @@ use std::io;
 use std::path::Path;
 
 /// The checkpoint as it was after the best epoch.
-pub(super) const BEST: &str = "best.safetensors";
+pub const BEST: &str = "best.safetensors";
 
 impl RunFolder {
-    /// The file name of the best epoch's checkpoint, if it is there.
-    pub fn kept(&self, best: &EpochMetrics) -> Option<&'static str> {
-        kept_in(self.path(), best)
+    /// The epoch that the best epoch's checkpoint is of: an earlier or a worse one if the best one's was lost. None if it
+    /// is not there, or damaged.
+    pub fn kept_epoch(&self) -> Option<usize> {
+        kept_in(self.path())
     }
 
     /// Prints a note if the best epoch's checkpoint is missing: its weights are then lost, unless there is a copy
     /// elsewhere.
     pub(super) fn note_lost(&self, progress: &Progress, by: Measure) {
         if let Some([_, best]) = by.last_and_best(&progress.epochs)
-            && self.kept(&best).is_none()
+            && self.kept_epoch() != Some(best.epoch)
         {
             let (path, epoch) = (self.path().join(BEST), best.epoch);
             tell!(
                 io::stderr(),
-                "note: {} is not there, or not that of epoch {epoch}, the best so far; an epoch that is better will be kept",
+                "note: {} is not that of epoch {epoch}, the best so far; it will be the best of the others",
                 path.display()
             );
         }
@@ -60,20 +60,32 @@ impl RunFolder {
         }
     }
 
-    /// If the last epoch is the best so far by this measure, keeps a copy of the checkpoint that was written after it.
+    /// If the last epoch is better than the one that is kept, keeps a copy of the checkpoint that was written after it. As
+    /// long as nothing is lost, the one that is kept is the best so far.
     pub(super) fn keep_best(&self, progress: &Progress, by: Measure) -> Result<()> {
-        if by.last_and_best(&progress.epochs).is_none_or(|[last, best]| last.epoch != best.epoch) {
+        let Some([last, best]) = by.last_and_best(&progress.epochs) else { return Ok(()) };
+        let path = self.path().join(BEST);
+        let is_better = match Checkpoint::read_progress(&path) {
+            Ok(kept) => {
+                let kept = progress.epochs.iter().find(|epoch| epoch.epoch == kept.epoch());
+                kept.is_none_or(|kept| by.prefers(&last, kept))
+            }
+            Err(error) if kind(&error) == Some(io::ErrorKind::NotFound) => true,
+            // It may be intact where it cannot be read.
+            Err(_) => last.epoch == best.epoch,
+        };
+        if !is_better {
             return Ok(());
         }
         self.ensure_own()?;
-        copy_safely(&self.checkpoint(), &self.path().join(BEST)).map_err(|error| self.unsaved(error.into()))
+        copy_safely(&self.checkpoint(), &path).map_err(|error| self.unsaved(error.into()))
     }
 
-    /// The same for a run that is resumed, in case it was killed before it could do this. A copy that is there stays if it
-    /// is of the last epoch, or was the best by another measure: its weights may be nowhere else.
+    /// The same for a run that is resumed, in case it was killed before it could do this. What was the best by another
+    /// measure stays: its weights may be nowhere else.
     pub(super) fn keep_best_of_before(&self, progress: &Progress, by: Measure) -> Result<()> {
         match Summary::read(&self.path().join(BEST)) {
-            Ok(kept) if kept.progress.epoch() == progress.epoch() || kept.config.best_by != by => Ok(()),
+            Ok(kept) if kept.config.best_by != by => Ok(()),
             _ => self.keep_best(progress, by),
         }
     }
@@ -86,9 +98,8 @@ pub(super) fn whole_best(folder: &Path) -> Option<String> {
     Some(format!("put {BEST} in its place, which is whole: the run goes on after epoch {epoch}"))
 }
 
-/// The checkpoint of the best epoch in a run folder, if it was kept.
-pub(super) fn kept_in(folder: &Path, best: &EpochMetrics) -> Option<&'static str> {
+/// The epoch of the best epoch's checkpoint in a run folder.
+pub(super) fn kept_in(folder: &Path) -> Option<usize> {
     // Not the whole file: it is long, and whoever goes on to use its weights is told if they are damaged.
-    let kept = Checkpoint::read_progress(&folder.join(BEST)).ok()?;
-    (kept.epoch() == best.epoch).then_some(BEST)
+    Checkpoint::read_progress(&folder.join(BEST)).ok().map(|kept| kept.epoch())
 }

@@ -52,7 +52,7 @@ impl Trainer {
 }
 
 /// Whether a GPU failed or ran out of memory, whichever crate's error says so.
-fn failed_gpu(error: &Error) -> bool {
+pub(super) fn failed_gpu(error: &Error) -> bool {
     lacks_memory(error) || matches!(of_tensors(error), Some(tensor::Error::Gpu { .. }))
 }
 

@@ -27,7 +27,7 @@
 
 pub mod average;
 mod beginning;
-mod best;
+pub mod best;
 pub mod checkpoint;
 pub mod class_names;
 pub mod data_facts;

@@ -3,6 +3,7 @@
 use super::checkpoint::Checkpoint;
 use super::data_facts::OF_THE_RUN;
 use super::display::announce;
+use super::failure::failed_gpu;
 use super::folder::RunFolder;
 use super::images::Images;
 use super::learner::Learner;
@@ -12,7 +13,7 @@ use crate::config::{Changes, RunConfig};
 use crate::paths::{quoted, rooted};
 use crate::printing::tell;
 use crate::threads::pool;
-use anyhow::{Result, bail};
+use anyhow::{Result, anyhow, bail};
 use rayon::ThreadPool;
 use std::io;
 use std::path::Path;
@@ -69,26 +70,29 @@ impl Trainer {
         let images = images.map_or_else(|| Images::open(&config.data, whose), Ok)?;
         facts.ensure_same(&config.data, &images)?;
         let (train, test) = images.loaders(&config, &facts)?;
+        let path = checkpoint.path();
         let (batch, steps) = (progress.batch, train.batches_per_epoch());
         if batch > steps {
-            bail!("{}: it is in batch {batch} of {steps}; take another copy of it", checkpoint.path().display());
+            let said = format!("it is in batch {batch} of {steps}; take another copy of it");
+            return Err(folder.or_best(anyhow!("{}: {said}", path.display())));
         }
         let (batches, taken) = (done.saturating_mul(steps).saturating_add(batch), progress.optimizer_steps);
         let averaged = if config.ema.enabled { progress.average_updates } else { taken };
         if [taken, averaged] != [batches as u64; 2] {
-            bail!(
-                "{}: it has taken {taken} steps in {batches} batches, of which {averaged} moved the average; take another \
-                 copy of it",
-                checkpoint.path().display()
-            );
+            let said =
+                format!("it has taken {taken} steps in {batches} batches, of which {averaged} moved the average");
+            return Err(folder.or_best(anyhow!("{}: {said}; take another copy of it", path.display())));
         }
         let recompute = config.recompute.advice("--recompute block, or ");
         ensure_room(&config, &train, &test, &format!("{recompute}a machine with more"))?;
-        let again = Checkpoint::read(checkpoint.path()).map_err(|error| folder.or_best(error))?;
+        // So that the checkpoint is not blamed for a device.
+        config.compute().open()?;
+        let again = Checkpoint::read(path).map_err(|error| folder.or_best(error))?;
         if again.progress != progress || again.described.config != *then {
-            bail!("{}: another program has replaced it; try again", checkpoint.path().display());
+            bail!("{}: another program has replaced it; try again", path.display());
         }
-        let learner = Learner::resume(again, &config)?;
+        let learner = Learner::resume(again, &config)
+            .map_err(|error| if failed_gpu(&error) { error } else { folder.or_best(error) })?;
         folder.ensure_no_later_best(done)?;
         folder.note_edits(then)?;
         folder.rewind(&progress)?;

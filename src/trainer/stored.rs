@@ -92,15 +92,16 @@ impl Stored {
             );
         }
         let by = described.config.best_by;
-        if let Some([last, best]) = by.last_and_best(&progress.epochs)
-            && best.epoch < last.epoch
-            && let Some(kept) = kept_in(path, &best)
+        if let Some(kept) = kept_in(path)
+            && let Some(last) = progress.epochs.last()
+            && let Some(kept) = progress.epochs.iter().find(|epoch| epoch.epoch == kept)
+            && by.prefers(kept, last)
         {
-            let (epoch, percent) = (best.epoch, by.percent(&best));
-            let best = quoted(path.join(kept).display());
+            let (epoch, percent) = (kept.epoch, by.percent(kept));
+            let kept = quoted(path.join(BEST).display());
             tell!(
                 io::stderr(),
-                "note: these are the last epoch's weights; the best, after epoch {epoch} ({percent}): {option} {best}"
+                "note: these are the last epoch's weights; the best, after epoch {epoch} ({percent}): {option} {kept}"
             );
         }
     }

@@ -226,6 +226,14 @@ fn checkpoints_that_are_none() {
     biformer(&["train", "--resume", "--out", text(&run)]).refused(&["there is no checkpoint.safetensors", "--out"]);
 
     let resume = ["train", "--resume", "--epochs", "4", "--data", text(&of_one_epoch().data), "--out", text(&run)];
+    // All that could be read and does not fit: that of the best epoch may.
+    let best = run.join("best.safetensors");
+    fs::write(&best, &whole).unwrap();
+    change(&|file| _ = file.tensors.remove("optimizer.m"));
+    biformer(&resume).refused(&["there is no tensor optimizer.m", "put best.safetensors in its place"]);
+    change_progress("\"optimizer_steps\":", "\"optimizer_steps\":99");
+    biformer(&resume).refused(&["another copy of it; or put best.safetensors in its place"]);
+    fs::remove_file(best).unwrap();
     for (tensor, number) in [("optimizer.m", f32::NAN), ("optimizer.v", -1.0), ("optimizer.v", f32::INFINITY)] {
         let shape = stored.tensors[tensor].shape().clone();
         change(&|file| _ = file.tensors.insert(tensor.into(), Tensor::full(shape.clone(), number)));

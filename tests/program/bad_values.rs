@@ -53,7 +53,7 @@ fn values_that_make_no_sense() {
     let nowhere = samples::config(&folder, "out = \"\"");
     biformer(&["train", "--config", text(&nowhere), "--data", text(data)])
         .refused(&["config-asked.toml", "out is empty, expected a folder"]);
-    let cases: [(&str, &[&str]); 27] = [
+    let cases: [(&str, &[&str]); 29] = [
         ("seed = \"one\"", &["config-asked.toml", "seed", "expected"]),
         ("threads = 4000", &["threads = 4000", "1024", "0 for one per core"]),
         ("image_size = 34", &["an image of 34x34 does not fit", "a side of 32 or 40 fits", "auto_pad = true"]),
@@ -72,6 +72,8 @@ fn values_that_make_no_sense() {
         ("optimizer = 3", &["optimizer: expected a table, got 3"]),
         ("optimizer.eps = 1e300", &["optimizer: eps is 1e300", "finite and positive, also in f32"]),
         ("optimizer.weight_decay = 1e-310", &["optimizer.weight_decay = 1e-310", "computes as 0"]),
+        ("clip_norm = 1e-44", &["clip_norm = 1e-44", "computes as 0", "or 0 where that is allowed"]),
+        ("backbone_lr = 1e-37", &["the first layer's learning rate is ", "computes as 0", "freeze"]),
         ("optimizer.betas = [0.9, 1.0]", &["optimizer: betas[1] is 1.0", "[0, 1)"]),
         ("augmentation.flip = 2.0", &["augmentation", "flip", "probability"]),
         ("augmentation.erase = nan", &["augmentation", "erase", "NaN is not a probability"]),
@@ -85,7 +87,7 @@ fn values_that_make_no_sense() {
     for (fields, parts) in cases {
         train(&folder, fields, data, &[]).refused(parts);
     }
-    let flags: [(&[&str], &[&str]); 14] = [
+    let flags: [(&[&str], &[&str]); 15] = [
         (
             &["--batch-size", "1", "--image-size", "16", "--set", "stem_strides=4,4", "n_win=1", "topks=1,-2"],
             &["a single token", "two images or more"],
@@ -99,6 +101,7 @@ fn values_that_make_no_sense() {
         (&["--set", "epochs=3", "depth=2", "epochs =4"], &["--set epochs: it is given twice"]),
         (&["--lr", "-1"], &["schedule.peak = -1", "above 0"]),
         (&["--lr", "inf"], &["schedule.peak = inf"]),
+        (&["--lr", "1e-42"], &["schedule.peak = 1e-42", "above 0, also in f32"]),
         (&["--lr", "1e39"], &["schedule.peak = 1e39", "above 0"]),
         (&["--batch-size", "0"], &["batch_size = 0"]),
         (&["--batch-size", "161"], &["batch_size = 161", "160 training images", "--batch-size 160 or less"]),
@@ -114,10 +117,10 @@ fn values_that_make_no_sense() {
     let config = samples::config(&folder, "");
     let asked = fs::read_to_string(&config).unwrap().replace("[schedule]", "[schedule]\nstart = 1e-5");
     fs::write(&config, asked).unwrap();
-    let parts = ["schedule.start = 1e-5", "schedule.peak = 1e-300", "--set schedule.start=N"];
-    biformer(&["train", "--config", text(&config), "--lr", "1e-300"]).refused(&parts);
+    let parts = ["schedule.start = 1e-5", "schedule.peak = 1e-30", "--set schedule.start=N"];
+    biformer(&["train", "--config", text(&config), "--lr", "1e-30"]).refused(&parts);
     let run = text(&trained.run);
-    biformer(&["train", "--resume", "--out", run, "--lr", "1e-300"]).refused(&["schedule.peak = 1e-300"]);
+    biformer(&["train", "--resume", "--out", run, "--lr", "1e-30"]).refused(&["schedule.peak = 1e-30"]);
     // A run whose learning rate was to rise for longer than it is now to last.
     let mut config = RunConfig::for_model("nano").unwrap();
     config.schedule.warmup_epochs = 5.0;

@@ -33,12 +33,21 @@ fn the_best_epoch_is_kept() {
     let report = json(&evaluated);
     assert_eq!(report["top1"].as_f64(), Some(best.test_accuracy));
 
-    // Where it is gone, and would have been better than all that comes, it is spoken of once.
+    // Where it is gone, the best of the others is kept, and it is said that they are not the best.
     std::fs::remove_file(&path).unwrap();
     change_epochs(&run, |epochs| epochs[0].test_accuracy = 1.0);
     let said = biformer(&["train", "--resume", "--out", text(&run), "--epochs", "4"]).ok();
-    let lost = "best.safetensors is not there, or not that of epoch 1, the best so far";
-    assert!(said.err.contains(lost) && !said.out.contains("best.safetensors") && !path.exists(), "{said:?}");
+    let lost = "best.safetensors is not that of epoch 1, the best so far; it will be the best of the others";
+    let of_others = |of: usize| {
+        let best =
+            "It was best after epoch 1, 100.0%, whose weights were not kept; those in best.safetensors are of epoch";
+        format!("{best} {of}.")
+    };
+    let kept = Checkpoint::read(&path).unwrap().progress.epoch();
+    assert!(said.err.contains(lost) && said.out.contains(&of_others(kept)) && kept > 1, "{kept} {said:?}");
+    change_epochs(&run, |epochs| epochs[kept - 1].test_accuracy = 0.9);
+    let said = biformer(&["train", "--resume", "--out", text(&run), "--epochs", "5"]).ok();
+    assert!(said.err.contains(lost) && said.out.contains(&of_others(kept)), "only what is better is kept: {said:?}");
 
     // One epoch is the best of one.
     let first = shared.run("best-of-one");
@@ -53,14 +62,14 @@ fn the_best_epoch_is_kept() {
     std::fs::copy(run.join("checkpoint.safetensors"), first.join("best.safetensors")).unwrap();
     let before = contents(&first);
     let resume = ["train", "--resume", "--out", text(&first), "--epochs", "2"];
-    biformer(&resume).refused(&["best.safetensors: it is of epoch 4", "move it elsewhere"]);
+    biformer(&resume).refused(&["best.safetensors: it is of epoch 5", "move it elsewhere"]);
     assert!(before == contents(&first), "nothing is harmed");
     std::fs::remove_file(first.join("best.safetensors")).unwrap();
     biformer(&resume).ok();
 
     // Where it is there, and better than the last, it is said what it is good for.
     make_first_best(&run);
-    let said = biformer(&["train", "--resume", "--out", text(&run), "--epochs", "5"]).ok().out;
+    let said = biformer(&["train", "--resume", "--out", text(&run), "--epochs", "6"]).ok().out;
     let kept = "It was best after epoch 1, 100.0%: those weights are in best.safetensors, which eval, predict and export\n\
                 take as well: --checkpoint ";
     assert!(said.contains(kept), "{said}");
@@ -86,7 +95,7 @@ fn the_best_epoch_may_be_that_of_the_mean_class() {
     std::fs::remove_file(&best).unwrap();
     let resume = |more: &[&str]| biformer(&[&["train", "--resume", "--out", text(&run)], more].concat()).ok();
     assert!(!resume(&[]).err.contains("best.safetensors") && epochs(&best).len() == 2);
-    let lost = "best.safetensors is not there, or not that of epoch 1, the best so far";
+    let lost = "best.safetensors is not that of epoch 1, the best so far";
     let said = resume(&["--set", "best_by=accuracy"]);
     assert!(said.err.contains(lost) && epochs(&best).len() == 2, "{said:?}");
     let said = biformer(&["info", "--checkpoint", text(&run)]).ok().out;
@@ -100,7 +109,7 @@ fn the_best_epoch_may_be_that_of_the_mean_class() {
     first.write(&best).unwrap();
     for _ in 0..2 {
         let said = resume(&[]);
-        let lost = "best.safetensors is not there, or not that of epoch 2, the best so far";
+        let lost = "best.safetensors is not that of epoch 2, the best so far";
         assert!(said.err.contains(lost) && epochs(&best).len() == 1, "{said:?}");
     }
     let said = biformer(&["info", "--checkpoint", text(&run)]).ok().out;
