@@ -1,6 +1,6 @@
-//! A training loop from the library's parts: data, model, loss, backward, AdamW.
+//! A training loop from the library's parts: data, model, loss, backward, AdamW, and a test at its end.
 //!
-//! What the program's trainer adds to this: evaluation, checkpoints, micro-batches, tapes that keep less, a moving average,
+//! What the program's trainer adds to this: a test after each epoch, checkpoints, micro-batches, tapes that keep less, a moving average,
 //! pictures, and the name of the operation where a loss became NaN.
 //!
 //! `cargo run --release --example training_loop`
@@ -14,6 +14,7 @@ use biformer::ops;
 use biformer::optim::{AdamW, AdamWConfig, Schedule, ScheduleRule};
 use biformer::tensor::{DType, Tensor};
 use biformer::trainer::data_facts::DataFacts;
+use biformer::trainer::score::tested;
 use biformer::trainer::trained::TrainedModel;
 
 /// The share of each target that is spread over all classes.
@@ -72,6 +73,12 @@ pub fn main() -> Result<()> {
         }
     }
     ensure!(mean(&losses[50..]) < mean(&losses[..10]), "the loss did not fall");
+
+    let images = data::open("embedded", Split::Test)?;
+    let loader = Loader::new(images, LoaderConfig::eval(100, Transform::eval(32, statistics)?))?;
+    let test = tested(&model, &loader)?;
+    println!("{:.1} % of {} test images are right", 100.0 * test.all.accuracy(), test.all.images);
+    ensure!(test.all.accuracy() > 0.15, "no better than chance, which is 0.1");
 
     // A file that `biformer predict`, `eval` and `info` take, as they take those of `biformer export`.
     let config = RunConfig { architecture: config, image_size: 32, ..RunConfig::for_model("nano")? };

@@ -92,6 +92,16 @@ impl Tested {
     }
 }
 
+/// How well a model does on all images of a loader. Errors: those of [`test`].
+pub fn tested(model: &BiFormer, loader: &Loader) -> Result<Tested> {
+    let mut tested = Tested::new(loader.dataset().classes().len());
+    test(model, loader, &AtomicBool::new(false), "test", |_, verdicts, _| {
+        verdicts.iter().for_each(|verdict| tested.add(verdict));
+        Ok(())
+    })?;
+    Ok(tested)
+}
+
 /// Tests a model on all images of a loader, or until `stop` is set: `each` gets every batch with the model's verdicts
 /// on those of its images [that count](data::Batch::counted), and its logits (N, K) on all of them.
 /// Returns whether all batches have been tested. Errors: those of the loader, and of `each`; a loss that is not finite,
