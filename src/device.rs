@@ -132,7 +132,7 @@ impl Compute {
         if self.device == DeviceName::Cpu { DType::F32 } else { self.precision.factors() }
     }
 
-    /// Opens the device and moves a model there.
+    /// Opens the device and moves a model there. Errors: those of [`open`](Self::open) and of [`BiFormer::place`].
     pub fn place(self, model: &mut BiFormer) -> Result<Device> {
         let device = self.open()?;
         model.place(&device, self.precision.factors())?;

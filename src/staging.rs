@@ -50,6 +50,7 @@ impl Deref for Numbered {
 }
 
 /// Numbers the batches in order. The iterator is peekable, so that the next batch can be looked at before its turn.
+/// Errors: those of the batches.
 pub fn numbered(batches: Batches<'_>) -> Peekable<impl Iterator<Item = data::Result<Numbered>>> {
     batches.map(|batch| batch.map(Numbered::from)).peekable()
 }

@@ -17,7 +17,7 @@ const MAX_PER_CORE: usize = 8;
 const VARIABLE: &str = "RAYON_NUM_THREADS";
 
 /// The pool of threads to compute on: as many as asked for (0: as rayon's variable says, or one per core), but at most
-/// 8 per core. Results are bit-identical for any number of threads.
+/// 8 per core. Results are bit-identical for any number of threads. Errors: the system refuses to start them.
 pub fn pool(asked: usize) -> Result<ThreadPool> {
     let cores = available_parallelism().map_or(1, usize::from);
     let usual = || usual_threads(&std::env::var(VARIABLE).ok()?);

@@ -37,6 +37,7 @@ pub fn backward(f: &dyn Function, inputs: &[Tensor], upstream: &Tensor) -> Resul
 }
 
 /// As [`backward`], on a tape of any kind that records, and with a chance to tamper with it between the two passes.
+/// Errors: those of the function and of its backward pass.
 pub fn backward_on(
     tape: &Tape,
     f: &dyn Function,

@@ -21,7 +21,7 @@ pub fn look_alike(a: &str, b: &str) -> bool {
 }
 
 /// A data set with its labels renumbered as indices into `classes`, among which all of the data set's classes must be,
-/// in any order ([`class_among`]).
+/// in any order ([`class_among`]). Errors: [`Error::UnknownClasses`].
 pub fn among(dataset: Arc<dyn Dataset>, classes: &[String]) -> Result<Arc<dyn Dataset>> {
     if dataset.classes() == classes {
         return Ok(dataset);

@@ -165,7 +165,8 @@ impl AdamW {
         self.steps
     }
 
-    /// Makes one step with the learning rate `lr` along the gradients as they are: [`AdamW::step_clipped`] without a limit.
+    /// Makes one step with the learning rate `lr` along the gradients as they are: [`AdamW::step_clipped`] without a
+    /// limit. Errors: those of it.
     pub fn step(&mut self, parameters: &mut Parameters, gradients: &mut Gradients, lr: f64) -> Result<f64> {
         self.step_clipped(parameters, gradients, lr, f64::INFINITY)
     }

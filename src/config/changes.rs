@@ -28,7 +28,8 @@ pub struct Changes {
 }
 
 impl Changes {
-    /// The changes of a TOML file, if there is one, overridden by those of the command line.
+    /// The changes of a TOML file, if there is one, overridden by those of the command line. Errors: the file cannot be
+    /// read or is no TOML; file and command line contradict each other.
     pub fn gather(file: Option<&Path>, flags: Table) -> Result<Self> {
         let mut table = match file {
             Some(path) => {
@@ -51,12 +52,12 @@ impl Changes {
         Ok(Self { table, origin })
     }
 
-    /// The model that is asked for, if one is.
+    /// The model that is asked for, if one is. Errors: it is no text.
     pub fn model(&self) -> Result<Option<&str>> {
         self.text("model")
     }
 
-    /// The weights to start from that are asked for; empty if none are.
+    /// The weights to start from that are asked for; empty if none are. Errors: they are no text.
     pub fn weights(&self) -> Result<&str> {
         self.text("weights").map(Option::unwrap_or_default)
     }
@@ -86,7 +87,7 @@ impl Changes {
         }
     }
 
-    /// Makes the changes in a configuration's table.
+    /// Makes the changes in a configuration's table. Errors: a field that does not exist.
     pub fn apply(&self, table: &mut Table) -> Result<()> {
         overlay(table, &self.table, "")
     }

@@ -140,7 +140,7 @@ pub struct RunConfig {
 impl RunConfig {
     /// The defaults for a model. Except for what the preset says (size, architecture), they are the recipe that `nano`
     /// was tuned with. A run of fewer epochs than the warm-up needs a shorter one, too, unless they are changed by
-    /// [`RunConfig::changed`], which shortens it.
+    /// [`RunConfig::changed`], which shortens it. Errors: there is no model of this name.
     pub fn for_model(name: &str) -> Result<Self> {
         let (preset, EmaConfig { decay, warmup }) = (preset(name)?, EmaConfig::default());
         Ok(Self {
@@ -181,19 +181,22 @@ impl RunConfig {
         })
     }
 
-    /// The configuration of a new run: the model's defaults, changed.
+    /// The configuration of a new run: the model's defaults, changed. Errors: those of
+    /// [`changed_for`](Self::changed_for).
     pub fn changed(changes: &Changes) -> Result<Self> {
         Self::changed_for(DEFAULT_MODEL, changes)
     }
 
-    /// The same with `model` as the default model, used unless the changes name one.
+    /// The same with `model` as the default model, used unless the changes name one. Errors: a field that does not
+    /// exist, or a value that makes no sense ([`check`](Self::check)), with what is expected.
     pub fn changed_for(model: &str, changes: &Changes) -> Result<Self> {
         Self::for_model(changes.model()?.unwrap_or(model))?.begun(changes)
     }
 
     /// The configuration of a new run that starts from the weights of a run with this configuration, and preprocesses
     /// images in the same way. Unless the changes name another model, it takes that run's model and image size,
-    /// except for the number of classes, which depends on the data.
+    /// except for the number of classes, which depends on the data. Errors: those of
+    /// [`changed_for`](Self::changed_for).
     pub fn tuning(&self, changes: &Changes) -> Result<Self> {
         let model = changes.model()?.unwrap_or(&self.model);
         let mut config = Self::for_model(model)?;
@@ -218,7 +221,7 @@ impl RunConfig {
 
     /// The configuration of a run that goes on: this one, changed. A change to the value it already has is allowed;
     /// otherwise only paths, the number of epochs or threads, device and precision, and settings that do not affect
-    /// results may change (`CHANGEABLE`).
+    /// results may change (`CHANGEABLE`). Errors: any other change; those of [`changed_for`](Self::changed_for).
     pub fn resumed(&self, changes: &Changes) -> Result<Self> {
         let mut changed = self.with_checked(changes, |_| Ok(()))?;
         if names_same("weights", &changed.weights, &self.weights)? {
@@ -252,7 +255,7 @@ impl RunConfig {
     }
 
     /// The same for a trained model: only the fields of the model and its preprocessing are checked, as its training no
-    /// longer matters.
+    /// longer matters. Errors: those of [`changed_for`](Self::changed_for) that concern these fields.
     pub fn of_trained(&self, changes: &Changes) -> Result<Self> {
         self.with_checked(changes, Self::check_model)
     }
@@ -266,7 +269,8 @@ impl RunConfig {
         Ok(config)
     }
 
-    /// The configuration that a run folder or checkpoint holds.
+    /// The configuration that a run folder or checkpoint holds. Errors: it is no TOML, or not that of a valid
+    /// configuration.
     pub fn parse(text: &str) -> Result<Self> {
         if text.len() > MAX_TEXT {
             bail!("stored configuration: more than {MAX_TEXT} bytes");
@@ -276,7 +280,7 @@ impl RunConfig {
         Ok(config)
     }
 
-    /// As TOML.
+    /// As TOML. Errors: none but those of the `toml` crate.
     pub fn to_toml(&self) -> Result<String> {
         Ok(toml::to_string(self)?)
     }
@@ -398,7 +402,7 @@ impl RunConfig {
         Compute { device: self.device, precision: self.precision }
     }
 
-    /// The learning rate schedule of a run with this many steps per epoch.
+    /// The learning rate schedule of a run with this many steps per epoch. Errors: those of [`optim::Schedule::check`].
     pub fn schedule(&self, steps_per_epoch: usize) -> Result<Schedule> {
         self.schedule.over(self.epochs, steps_per_epoch)
     }

@@ -32,7 +32,7 @@ fn are_usable(mean: &[f32; 3], std: &[f32; 3]) -> bool {
 
 impl RunConfig {
     /// What images are normalised by: the configured values, or else `usual`, those of the weights that a run starts
-    /// from or of its data.
+    /// from or of its data. Errors: not three numbers each, or not within a colour's range.
     pub fn statistics(&self, usual: Statistics) -> Result<Statistics> {
         let Preprocessing { mean, std, .. } = &self.preprocessing;
         let single = |numbers: &[f64]| numbers.iter().map(|&number| number as f32).collect::<Vec<f32>>();
@@ -51,7 +51,7 @@ impl RunConfig {
         }
     }
 
-    /// How test images become the model's input.
+    /// How test images become the model's input. Errors: those of [`Transform::eval`] and [`Transform::showing`].
     pub fn test_transform(&self, statistics: Statistics) -> Result<Transform> {
         let share = match self.preprocessing.eval_crop {
             0.0 if self.augmentation.crop == Crop::Padded => 1.0,

@@ -32,7 +32,7 @@ pub enum ScheduleRule {
 }
 
 impl ScheduleConfig {
-    /// The schedule of a run with this many epochs.
+    /// The schedule of a run with this many epochs. Errors: those of [`optim::Schedule::check`].
     pub fn over(&self, epochs: usize, steps_per_epoch: usize) -> Result<Schedule> {
         let Self { rule, peak, start, min, warmup_epochs } = *self;
         let (epochs, steps_per_epoch) = (epochs as u64, steps_per_epoch as u64);

@@ -57,7 +57,8 @@ impl Average {
         &mut self.parameters
     }
 
-    /// Moves the averaged statistics by the rate of the parameters' update; on a GPU without waiting for it.
+    /// Moves the averaged statistics by the rate of the parameters' update; on a GPU without waiting for it. Errors:
+    /// that update has not begun; those of a GPU.
     pub fn follow_statistics(&mut self, model: &BiFormer) -> Result<()> {
         let rate = self.parameters.rate().context("no update of the average was prepared")?;
         for (average, values) in self.statistics.iter_mut().zip(tensors(&model.statistics)) {
@@ -88,7 +89,7 @@ impl Average {
     }
 
     /// The state for a checkpoint. Its parameters share memory with the average: they must be dropped before the next
-    /// update.
+    /// update. Errors: those of a GPU.
     pub fn state(&self) -> Result<AverageState> {
         let EmaState { updates, average: parameters } = self.parameters.state();
         let mut flat = vec![];
@@ -99,7 +100,7 @@ impl Average {
         Ok(AverageState { updates, parameters, statistics })
     }
 
-    /// Continues from a saved state, bit for bit.
+    /// Continues from a saved state, bit for bit. Errors: it is of another model, or holds numbers that are not finite.
     pub fn restore(&mut self, state: AverageState) -> Result<()> {
         let AverageState { updates, parameters, statistics } = state;
         self.parameters.restore(&EmaState { updates, average: parameters })?;

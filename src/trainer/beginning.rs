@@ -16,14 +16,16 @@ use std::collections::BTreeSet;
 use tensor::DType;
 
 impl Learner {
-    /// A learner at the start of a run, with random weights.
+    /// A learner at the start of a run, with random weights. Errors: those of the model, the device and the optimiser.
     pub fn new(config: &RunConfig) -> Result<Self> {
         Self::around(BiFormer::new(&config.architecture, config.seed, DType::F32)?, config)
     }
 
     /// A learner at the start of a run that starts from these weights, which are those that the configuration names.
     /// The head is taken over if it is for these classes, as far as the weights say; otherwise only the classes that it
-    /// shares with these are taken over, by name, and the others start random.
+    /// shares with these are taken over, by name, and the others start random. Errors: weights of another model, of
+    /// which `strict_weights` lets none or only some be taken over; random tensors that `freeze` would keep; those of
+    /// [`new`](Self::new).
     pub fn from_weights(config: &RunConfig, weights: Stored, classes: &[String]) -> Result<Self> {
         let mut model = BiFormer::new(&config.architecture, config.seed, DType::F32)?;
         let path = &config.weights;
@@ -83,12 +85,14 @@ impl Learner {
         }
     }
 
-    /// A learner of a blank model, whose weights are not drawn: to measure the memory that a step takes.
+    /// A learner of a blank model, whose weights are not drawn: to measure the memory that a step takes. Errors: those
+    /// of [`new`](Self::new).
     pub fn blank(config: &RunConfig) -> Result<Self> {
         Self::around(BiFormer::blank(&config.architecture, DType::F32)?, config)
     }
 
     /// A learner that goes on where a checkpoint was made, as configured now: device and precision may be others.
+    /// Errors: a checkpoint whose tensors do not fit the model, or are not finite; those of [`new`](Self::new).
     pub fn resume(checkpoint: Checkpoint, config: &RunConfig) -> Result<Self> {
         let from = checkpoint.path().display().to_string();
         let Checkpoint { described: Described { mut file, .. }, progress } = checkpoint;

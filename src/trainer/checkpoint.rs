@@ -117,7 +117,7 @@ impl Checkpoint {
         Self { described: Described::new(config, data, file), progress }
     }
 
-    /// Reads a checkpoint from its file.
+    /// Reads a checkpoint from its file. Errors: it cannot be read, is damaged, or is none from which a run can go on.
     pub fn read(path: &Path) -> Result<Self> {
         Self::parse(path.to_owned(), TensorFile::read(path)?)
     }
@@ -160,7 +160,8 @@ impl Checkpoint {
         self.described.path()
     }
 
-    /// Writes it. If anything goes wrong, an old checkpoint under that name is left intact.
+    /// Writes it. If anything goes wrong, an old checkpoint under that name is left intact. Errors: those of
+    /// [`TensorFile::write`].
     pub fn write(self, path: &Path) -> Result<()> {
         let mut file = self.described.into_file(FORMAT)?;
         file.metadata.insert("progress".into(), serde_json::to_string(&self.progress)?);

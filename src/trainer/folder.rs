@@ -43,7 +43,7 @@ impl RunFolder {
         Ok(folder)
     }
 
-    /// The folder of a run that is to be resumed.
+    /// The folder of a run that is to be resumed. Errors: there is no run in it, or another program uses it.
     pub fn open(path: &Path) -> Result<Self> {
         if path.is_file() {
             bail!(
@@ -88,7 +88,7 @@ impl RunFolder {
         Ok(())
     }
 
-    /// Writes the checkpoint.
+    /// Writes the checkpoint. Errors: it cannot be written; the folder belongs to another run by now.
     pub fn save(&self, checkpoint: Checkpoint) -> Result<()> {
         self.ensure_own()?;
         checkpoint.write(&self.checkpoint()).map_err(|error| self.unsaved(error))

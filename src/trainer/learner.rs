@@ -69,7 +69,7 @@ impl Learner {
     /// One step on a batch: the gradients of all its micro-batches; clipping of their sum; AdamW; an update of the
     /// running statistics for each micro-batch (on a GPU along with its gradients); the moving average. On a GPU, `next`
     /// is called while the step runs, for the batch after this one, which is uploaded in advance; on the CPU it is not
-    /// called.
+    /// called. Errors: a loss, a gradient or a weight that is not finite, with what helps; those of the device.
     pub fn train<'b>(
         &mut self,
         batch: &Numbered,
@@ -82,7 +82,8 @@ impl Learner {
     }
 
     /// The same, except that on the CPU, where a step may take minutes, a step is abandoned if `stop` is set while it
-    /// has micro-batches left: then there is no score, and nothing has changed but the gradients.
+    /// has micro-batches left: then there is no score, and nothing has changed but the gradients. Errors: those of
+    /// [`train`](Self::train).
     pub fn train_unless<'b>(
         &mut self,
         stop: &AtomicBool,
@@ -148,7 +149,7 @@ impl Learner {
 
     /// Runs `work` on the model as it is to be used: averaged, if there is an average. If a GPU has no room for that
     /// beside a recorded training step, the step's memory is released and `work` is run again; the step is then
-    /// recorded anew.
+    /// recorded anew. Errors: those of `work`.
     pub fn with_average<R>(&mut self, mut work: impl FnMut(&BiFormer) -> Result<R>) -> Result<R> {
         match self.lend(&mut work) {
             Err(error) if lacks_memory(&error) && self.staged.take().is_some() => self.lend(work),
@@ -223,7 +224,8 @@ pub(super) fn with_advice(error: optim::Error, step: u64) -> Error {
     if diverged { error.context(advice(step)) } else { error }
 }
 
-/// The trace of a pass over a batch, with the regions that each region was routed to.
+/// The trace of a pass over a batch, with the regions that each region was routed to. Errors: a batch that is not of
+/// the model's images.
 pub fn trace(model: &BiFormer, batch: &Batch) -> Result<Trace> {
     let [images, _] = tensors(batch, 0, 1)?;
     let tape = Tape::inference();

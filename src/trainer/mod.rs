@@ -110,7 +110,8 @@ impl fmt::Debug for Trainer {
 impl Trainer {
     /// A new run: makes its folder, which must not hold a run already. From then on there is always a checkpoint in it,
     /// so that it can be resumed whenever it ends. Weights that it starts from must be of the configuration's model:
-    /// see [`Trainer::from_changes`].
+    /// see [`Trainer::from_changes`]. Errors: an invalid configuration; data that cannot be opened or do not fit it; a
+    /// folder that holds something else; too little memory.
     pub fn new(config: RunConfig) -> Result<Self> {
         let weights = Stored::to_start_from(&config.weights)?;
         Self::start_in_pool(config, weights, None, false)
@@ -118,7 +119,8 @@ impl Trainer {
 
     /// A new run on the caller's own images, recorded under the name of the training data set. They cannot be opened
     /// again by that name: such a run is resumed with [`resume_on`](Self::resume_on), and `biformer eval` needs
-    /// `--data`. Weights that it starts from must be of the configuration's model, as in [`new`](Self::new).
+    /// `--data`. Weights that it starts from must be of the configuration's model, as in [`new`](Self::new). Errors: those
+    /// of `new`, except that these images are open.
     ///
     /// ```no_run
     /// use biformer::config::RunConfig;
@@ -146,7 +148,7 @@ impl Trainer {
     }
 
     /// A new run as requested: see [`RunConfig::changed`] and, for a run that starts from weights with a description of
-    /// their own run, [`RunConfig::tuning`].
+    /// their own run, [`RunConfig::tuning`]. Errors: those of both, and of [`new`](Self::new).
     pub fn from_changes(changes: &Changes) -> Result<Self> {
         let weights = Stored::to_start_from(changes.weights()?)?;
         let config = match &weights {
@@ -252,7 +254,8 @@ impl Trainer {
 
     /// Trains until all epochs are done or `stop` is set, in which case it stops after the current step at the latest,
     /// or after an image that is being decoded. If `stop` is set from the beginning, it takes one step, or none if only
-    /// the epoch's test is left.
+    /// the epoch's test is left. Errors: images that cannot be read, a loss that is not finite, a full disk, a GPU that
+    /// fails. Each says what is saved and how the run goes on.
     pub fn run(&mut self, stop: &AtomicBool) -> Result<Outcome> {
         Arc::clone(&self.pool).install(|| {
             introduce(&self.learner, &self.progress, &self.facts, [&self.train, &self.test]);
@@ -353,7 +356,7 @@ impl Trainer {
         score.with_context(|| format!("test images after epoch {}", progress.epoch() + 1))
     }
 
-    /// Writes the run's pictures: curves, and where regions of a few test images look.
+    /// Writes the run's pictures: curves, and where regions of a few test images look. Errors: they cannot be written.
     pub fn draw(&mut self) -> Result<()> {
         self.folder.draw_curves(&self.progress, self.told())?;
         Arc::clone(&self.pool).install(|| {

@@ -22,13 +22,15 @@ use tensor::trim_pool;
 
 impl Trainer {
     /// Resumes the run in a folder from its checkpoint, with its own configuration except for the requested changes:
-    /// see [`RunConfig::resumed`].
+    /// see [`RunConfig::resumed`]. Errors: there is no run, or its checkpoint is damaged; a change that it does not
+    /// allow; data that are not those that it began with.
     pub fn resume(folder: &Path, changes: &Changes) -> Result<Self> {
         Self::resume_in_pool(folder, changes, None)
     }
 
     /// As [`resume`](Self::resume), on images of one's own, which must be those that the run began [`on`](Self::on):
-    /// their classes, number, labels and names are compared, and not their pixels.
+    /// their classes, number, labels and names are compared, and not their pixels. Errors: those of
+    /// [`resume`](Self::resume).
     pub fn resume_on(images: Images, folder: &Path, changes: &Changes) -> Result<Self> {
         Self::resume_in_pool(folder, changes, Some(images))
     }

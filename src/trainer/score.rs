@@ -92,7 +92,7 @@ impl Tested {
     }
 }
 
-/// How well a model does on all images of a loader. Errors: those of [`test`].
+/// How well a model does on all images of a loader. Errors: those of [`test()`].
 pub fn tested(model: &BiFormer, loader: &Loader) -> Result<Tested> {
     let mut tested = Tested::new(loader.dataset().classes().len());
     test(model, loader, &AtomicBool::new(false), "test", |_, verdicts, _| {
@@ -214,7 +214,7 @@ fn score(row: &[f32], label: u32) -> Result<Score> {
     Ok(Score { loss: 0.0, right: u64::from(before == 0), right_in_five: u64::from(before < 5), images: 1 })
 }
 
-/// The softmax of each row of logits (N, K), one after the other.
+/// The softmax of each row of logits (N, K), one after the other. Errors: logits of another shape.
 pub fn probabilities(logits: &Tensor) -> Result<Vec<f64>> {
     let rows = for_rows(logits, std::iter::repeat(()), |row, ()| {
         let largest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
@@ -238,7 +238,7 @@ fn for_rows<I, T>(
     let [_, classes] = logits.dims("score", "logits (N, K)")?;
     let logits = logits.to_device(&Device::Cpu)?.cast(DType::F32)?;
     let logits = logits.as_slice::<f32>("score")?;
-    logits.chunks(classes).zip(images).map(|(row, image)| of(row, image)).collect()
+    logits.chunks(classes.max(1)).zip(images).map(|(row, image)| of(row, image)).collect()
 }
 
 #[cfg(test)]

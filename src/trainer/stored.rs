@@ -24,7 +24,7 @@ pub enum Stored {
 }
 
 impl Stored {
-    /// Reads a file, or the checkpoint in a run folder.
+    /// Reads a file, or the checkpoint in a run folder. Errors: it cannot be read, is damaged, or holds no weights.
     pub fn read(path: &Path) -> Result<Self> {
         let file = if path.is_dir() { &path.join(FILE_NAME) } else { path };
         let shown = file.display().to_string();
@@ -146,7 +146,7 @@ impl Stored {
         ))
     }
 
-    /// The weights; averaged, if a run kept an average.
+    /// The weights; averaged, if a run kept an average. Errors: an average that does not fit the model.
     pub fn into_weights(self) -> Result<TensorFile> {
         match self {
             Self::Alone(file) => Ok(file),

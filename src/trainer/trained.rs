@@ -101,7 +101,7 @@ impl Described {
         dropped || !self.config.ema.enabled
     }
 
-    /// The model that was trained.
+    /// The model that was trained. Errors: weights, or an average, that do not fit the configuration's model.
     pub fn into_model(mut self) -> Result<TrainedModel> {
         let shown = self.path.display().to_string();
         let mut model = BiFormer::blank(&self.config.architecture, DType::F32)?;
@@ -190,7 +190,8 @@ impl TrainedModel {
     }
 }
 
-/// The configuration of a state_dict alone, of the model of this name: it has as many classes as its head.
+/// The configuration of a state_dict alone, of the model of this name: it has as many classes as its head. Errors:
+/// there is no model of this name.
 pub fn config_of(file: &TensorFile, model: &str) -> Result<RunConfig> {
     let mut config = RunConfig::for_model(model)?;
     let architecture = &mut config.architecture;

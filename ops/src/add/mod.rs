@@ -22,6 +22,7 @@ pub(crate) const MODULE: Option<&Module> = Some(&cuda::KERNELS);
 pub(crate) const SUMMARY: &str = "a + b, with broadcasting";
 
 /// a + b, with broadcasting.
+/// Operands and errors: those of the [module](mod@crate::add).
 pub fn add<'t>(a: &Var<'t>, b: &Var<'t>) -> Result<Var<'t>> {
     let y = match a.value().device() {
         Device::Cpu => match_float!(a.dtype(), "add", T => {

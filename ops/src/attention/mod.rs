@@ -27,6 +27,7 @@ pub(crate) const MODULE: Option<&Module> = None;
 pub(crate) const SUMMARY: &str = "multi-head self-attention over all tokens";
 
 /// Multi-head self-attention of qkv (N, H, W, 3C) with scores scaled by `scale`: (N, H, W, C).
+/// Operands and errors: those of the [module](mod@crate::attention).
 pub fn attention<'t>(qkv: &Var<'t>, heads: usize, scale: f64) -> Result<Var<'t>> {
     let [images, height, width, channels] = qkv.value().dims("attention", "qkv (N, H, W, 3C)")?;
     if !channels.is_multiple_of(3) {

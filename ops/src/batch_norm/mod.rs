@@ -64,6 +64,7 @@ pub struct BatchNorm {
 
 /// Normalises the channels of x (..., C) by their own mean and variance, then scales by `weight` (C) and
 /// shifts by `bias` (C). Also gives the statistics, for running averages.
+/// Operands and errors: those of the [module](mod@crate::batch_norm).
 pub fn batch_norm_train<'t>(
     x: &Var<'t>,
     weight: &Var<'t>,
@@ -99,6 +100,7 @@ pub fn batch_norm_train<'t>(
 
 /// Normalises the channels of x (..., C) by a given `mean` (C) and `variance` (C), then scales by `weight` (C)
 /// and shifts by `bias` (C).
+/// Operands and errors: those of the [module](mod@crate::batch_norm).
 pub fn batch_norm_eval<'t>(
     x: &Var<'t>,
     weight: &Var<'t>,

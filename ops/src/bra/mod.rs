@@ -99,6 +99,7 @@ pub struct Routed<'t> {
 
 /// Bi-level routing attention of qkv (N, H, W, 2D + C), plus a depthwise convolution of the values if
 /// `lepe` gives its weight (C, 1, K, K), with K = 3, 5 or 7, and bias (C).
+/// Operands and errors: those of the [module](mod@crate::bra).
 pub fn bra<'t>(qkv: &Var<'t>, lepe: Option<[&Var<'t>; 2]>, attributes: &Bra) -> Result<Routed<'t>> {
     let g = attributes.geometry(qkv.value())?;
     let routes = route(qkv.value(), attributes)?.routes;

@@ -24,6 +24,7 @@ pub(crate) const MODULE: Option<&Module> = None;
 pub(crate) const SUMMARY: &str = "tensors concatenated along an axis";
 
 /// Concatenates the parts, at least one, along `axis`; their other extents must agree.
+/// Operands and errors: those of the [module](mod@crate::concat).
 pub fn concat<'t>(parts: &[&Var<'t>], axis: usize) -> Result<Var<'t>> {
     let Some(first) = parts.first() else {
         return Err(Error::argument("concat", "needs at least one part").into());

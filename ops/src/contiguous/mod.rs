@@ -18,6 +18,7 @@ pub(crate) const MODULE: Option<&Module> = None;
 pub(crate) const SUMMARY: &str = "a contiguous copy of a view";
 
 /// x as a contiguous tensor.
+/// Operands and errors: those of the [module](mod@crate::contiguous).
 pub fn contiguous<'t>(x: &Var<'t>) -> Result<Var<'t>> {
     x.tape().record("contiguous", &[x], x.value().contiguous()?, || Contiguous)
 }

@@ -47,6 +47,7 @@ pub struct Conv2d {
 }
 
 /// x (N, H, W, I) convolved with `weight` (O, I, KH, KW), plus `bias` (O) if there is one: (N, HO, WO, O).
+/// Operands and errors: those of the [module](mod@crate::conv2d).
 pub fn conv2d<'t>(x: &Var<'t>, weight: &Var<'t>, bias: Option<&Var<'t>>, window: Conv2d) -> Result<Var<'t>> {
     convolve(x, weight, bias, window, false)
 }
@@ -54,6 +55,7 @@ pub fn conv2d<'t>(x: &Var<'t>, weight: &Var<'t>, bias: Option<&Var<'t>>, window:
 /// GELU of the convolution. In inference, which needs no value before GELU, a GPU applies it as it stores the result,
 /// before that is rounded to bf16. So within a [segment](autograd::Tape::segment), which is computed once as in
 /// inference and then again, use [`conv2d`] and [`gelu`](crate::gelu()) instead.
+/// Operands and errors: those of the [module](mod@crate::conv2d).
 pub fn conv2d_gelu<'t>(x: &Var<'t>, weight: &Var<'t>, bias: Option<&Var<'t>>, window: Conv2d) -> Result<Var<'t>> {
     if x.tape().is_inference() && x.value().device() != Device::Cpu {
         return convolve(x, weight, bias, window, true);

@@ -34,6 +34,7 @@ pub(crate) const SUMMARY: &str = "mean of -Σ t·ln softmax(x) for class labels,
 
 /// The mean cross-entropy of logits (N, K) against the classes `labels` (N, index), smoothed by
 /// `smoothing` in [0, 1]: a scalar.
+/// Operands and errors: those of the [module](mod@crate::cross_entropy).
 pub fn cross_entropy<'t>(logits: &Var<'t>, labels: &Tensor, smoothing: f64) -> Result<Var<'t>> {
     let [rows, classes] = extents_of("cross_entropy", logits.value())?;
     if *labels.shape() != [rows] {
@@ -52,6 +53,7 @@ pub fn cross_entropy<'t>(logits: &Var<'t>, labels: &Tensor, smoothing: f64) -> R
 }
 
 /// The mean cross-entropy of logits (N, K) against the shares `targets` (N, K): a scalar.
+/// Operands and errors: those of the [module](mod@crate::cross_entropy).
 pub fn soft_cross_entropy<'t>(logits: &Var<'t>, targets: &Tensor) -> Result<Var<'t>> {
     extents_of("soft_cross_entropy", logits.value())?;
     if targets.shape() != logits.shape() {

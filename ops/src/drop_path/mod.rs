@@ -35,6 +35,7 @@ pub(crate) const SUMMARY: &str = "drops whole samples at random, scales the rest
 
 /// x (N, ...) with each sample dropped with probability `p`, which `rng` decides, and the others divided by 1 − p.
 /// `first` is the index of x's first sample in the whole batch, if x is only a part of it; otherwise 0.
+/// Operands and errors: those of the [module](mod@crate::drop_path).
 pub fn drop_path<'t>(x: &Var<'t>, p: f64, rng: Philox, first: usize) -> Result<Var<'t>> {
     let Some(draws) = Draws::new(x.shape(), p, rng, first)? else { return Ok(x.clone()) };
     moved(x, None, draws.in_place(&x.value().device()))

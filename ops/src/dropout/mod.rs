@@ -30,6 +30,7 @@ pub(crate) const MODULE: Option<&Module> = Some(&cuda::KERNELS);
 pub(crate) const SUMMARY: &str = "drops elements at random, scales the rest by 1/(1-p)";
 
 /// x with each element dropped with probability `p`, which `rng` decides, and the others divided by 1 − p.
+/// Operands and errors: those of the [module](mod@crate::dropout).
 pub fn dropout<'t>(x: &Var<'t>, p: f64, rng: Philox) -> Result<Var<'t>> {
     let Some(keep) = Keep::new("dropout", p, rng)? else { return Ok(x.clone()) };
     let mut y = x.value().empty_like()?;

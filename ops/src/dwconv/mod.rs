@@ -37,12 +37,14 @@ pub(crate) const SUMMARY: &str = "each channel convolved with its own K×K kerne
 
 /// x (N, H, W, C) convolved channel by channel with `weight` (C, 1, K, K), K = 3, 5 or 7, plus `bias` (C) if there
 /// is one: (N, H, W, C).
+/// Operands and errors: those of the [module](mod@crate::dwconv).
 pub fn dwconv<'t>(x: &Var<'t>, weight: &Var<'t>, bias: Option<&Var<'t>>) -> Result<Var<'t>> {
     convolve(x, weight, bias, false)
 }
 
 /// x + [`dwconv`]`(x, weight, bias)` in one pass: a residual around a convolution is equivalent to adding one to the
 /// kernel's centre, forward and backward.
+/// Operands and errors: those of the [module](mod@crate::dwconv).
 pub fn dwconv_residual<'t>(x: &Var<'t>, weight: &Var<'t>, bias: Option<&Var<'t>>) -> Result<Var<'t>> {
     convolve(x, weight, bias, true)
 }

@@ -31,6 +31,7 @@ pub(crate) const MODULE: Option<&Module> = Some(&cuda::KERNELS);
 pub(crate) const SUMMARY: &str = "rows picked by index along an axis";
 
 /// Picks rows of x (N..., R, rest...) along `axis` by indices (N..., Q...): (N..., Q..., rest...).
+/// Operands and errors: those of the [module](mod@crate::gather).
 pub fn gather<'t>(x: &Var<'t>, axis: usize, indices: &Tensor) -> Result<Var<'t>> {
     let Some((lead, [rows, rest @ ..])) = x.shape().split_at_checked(axis) else {
         return Err(Error::Axis { op: "gather", axis, rank: x.shape().len() }.into());

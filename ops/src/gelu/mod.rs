@@ -26,6 +26,7 @@ pub(crate) const MODULE: Option<&Module> = Some(&cuda::KERNELS);
 pub(crate) const SUMMARY: &str = "x·Φ(x), the exact Gaussian error linear unit";
 
 /// x·Φ(x), element by element.
+/// Operands and errors: those of the [module](mod@crate::gelu).
 pub fn gelu<'t>(x: &Var<'t>) -> Result<Var<'t>> {
     x.tape().record("gelu", &[x], value(x.value())?, || Gelu { x: x.value().clone() })
 }

@@ -27,6 +27,7 @@ pub(crate) const SUMMARY: &str = "normalises rows to mean 0 and variance 1, then
 
 /// Normalises x (..., C) over its last axis, then scales by `weight` (C) and shifts by `bias` (C). `epsilon` is above
 /// 0.
+/// Operands and errors: those of the [module](mod@crate::layer_norm).
 pub fn layer_norm<'t>(x: &Var<'t>, weight: &Var<'t>, bias: &Var<'t>, epsilon: f64) -> Result<Var<'t>> {
     let Some(&channels) = x.shape().last() else {
         return Err(Error::shape("layer_norm", "x (..., C)", x.shape()).into());

@@ -28,11 +28,13 @@ pub(crate) const MODULE: Option<&Module> = Some(&cuda::KERNELS);
 pub(crate) const SUMMARY: &str = "x·Wᵀ + b over the last axis";
 
 /// x (..., I) times W (O, I) transposed, plus b (O) if there is one: (..., O).
+/// Operands and errors: those of the [module](mod@crate::linear).
 pub fn linear<'t>(x: &Var<'t>, weight: &Var<'t>, bias: Option<&Var<'t>>) -> Result<Var<'t>> {
     linear_residual(x, weight, bias, None)
 }
 
 /// The same plus a residual (..., O), if there is one.
+/// Operands and errors: those of the [module](mod@crate::linear).
 pub fn linear_residual<'t>(
     x: &Var<'t>,
     weight: &Var<'t>,

@@ -25,6 +25,7 @@ pub(crate) const MODULE: Option<&Module> = None;
 pub(crate) const SUMMARY: &str = "a·b, batched over leading axes";
 
 /// a (..., M, K) times b (..., K, N): (..., M, N).
+/// Operands and errors: those of the [module](mod@crate::matmul).
 pub fn matmul<'t>(a: &Var<'t>, b: &Var<'t>) -> Result<Var<'t>> {
     let [leading @ .., _, inner] = &a.shape()[..] else {
         return Err(Error::shape("matmul", "a (..., M, K)", a.shape()).into());

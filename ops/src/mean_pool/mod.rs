@@ -21,6 +21,7 @@ pub(crate) const MODULE: Option<&Module> = None;
 pub(crate) const SUMMARY: &str = "mean over height and width, (N, H, W, C) -> (N, C)";
 
 /// The mean of x (N, H, W, C) over its tokens: (N, C).
+/// Operands and errors: those of the [module](mod@crate::mean_pool).
 pub fn mean_pool<'t>(x: &Var<'t>) -> Result<Var<'t>> {
     let map = Geometry::new("mean_pool", x.value(), [1, 1])?;
     pooled("mean_pool", x, map, [map.images, map.channels])

@@ -48,6 +48,7 @@ pub struct Mlp {
 }
 
 /// gelu(layer_norm(x)·W₁ᵀ + b₁)·W₂ᵀ + b₂, and plus x if there is a residual; x (..., C) to (..., C).
+/// Operands and errors: those of the [module](mod@crate::mlp).
 pub fn mlp<'t>(x: &Var<'t>, layers: MlpLayers<'_, 't>, attributes: Mlp) -> Result<Var<'t>> {
     ensure_epsilon("mlp", attributes.epsilon, x.dtype())?;
     if let Some(fused) = cuda::FusedMlp::of(x, layers) {

@@ -23,6 +23,7 @@ pub(crate) const MODULE: Option<&Module> = Some(&cuda::KERNELS);
 pub(crate) const SUMMARY: &str = "a·b element by element, with broadcasting";
 
 /// a·b element by element, with broadcasting.
+/// Operands and errors: those of the [module](mod@crate::mul).
 pub fn mul<'t>(a: &Var<'t>, b: &Var<'t>) -> Result<Var<'t>> {
     let y = product(a.value(), b.value())?;
     a.tape().record("mul", &[a, b], y, || Mul { a: a.value().clone(), b: b.value().clone() })

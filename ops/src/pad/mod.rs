@@ -24,6 +24,7 @@ pub(crate) const MODULE: Option<&Module> = None;
 pub(crate) const SUMMARY: &str = "zero padding at the bottom and the right of a map";
 
 /// x (N, H, W, C) with zeros below it and to its right: (N, H + bottom, W + right, C).
+/// Operands and errors: those of the [module](mod@crate::pad).
 pub fn pad<'t>(x: &Var<'t>, [bottom, right]: [usize; 2]) -> Result<Var<'t>> {
     let [images, height, width, channels] = x.value().dims("pad", "x (N, H, W, C)")?;
     // Saturates, so that an overflow is refused below.

@@ -20,6 +20,7 @@ pub(crate) const MODULE: Option<&Module> = None;
 pub(crate) const SUMMARY: &str = "the axes in another order, as a view";
 
 /// A view of x whose axis `i` is axis `order[i]` of x.
+/// Operands and errors: those of the [module](mod@crate::permute).
 pub fn permute<'t>(x: &Var<'t>, order: &[usize]) -> Result<Var<'t>> {
     let y = x.value().permute(order)?;
     x.tape().record("permute", &[x], y, || Permute { order: order.into() })

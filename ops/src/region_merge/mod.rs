@@ -25,6 +25,7 @@ pub(crate) const SUMMARY: &str = "a map put together from a grid of regions";
 
 /// Puts x (N, G_h·G_w, r_h·r_w, C) together, for a grid of G_h by G_w regions of r_h by r_w tokens:
 /// (N, G_h·r_h, G_w·r_w, C).
+/// Operands and errors: those of the [module](mod@crate::region_merge).
 pub fn region_merge<'t>(x: &Var<'t>, grid: [usize; 2], region: [usize; 2]) -> Result<Var<'t>> {
     let [images, regions, tokens, channels] = x.value().dims("region_merge", "x (N, regions, tokens, C)")?;
     let merged = Regions::new("region_merge", grid, region)?;

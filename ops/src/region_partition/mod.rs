@@ -31,6 +31,7 @@ pub(crate) const MODULE: Option<&Module> = None;
 pub(crate) const SUMMARY: &str = "a map cut into a grid of regions";
 
 /// Cuts x (N, H, W, C) into a grid of G_h by G_w regions: (N, G_h·G_w, r_h·r_w, C).
+/// Operands and errors: those of the [module](mod@crate::region_partition).
 pub fn region_partition<'t>(x: &Var<'t>, grid: [usize; 2]) -> Result<Var<'t>> {
     let [images, height, width, channels] = x.value().dims("region_partition", "x (N, H, W, C)")?;
     let regions = Regions::cut("region_partition", [height, width], grid)?;

@@ -30,6 +30,7 @@ pub(crate) const SUMMARY: &str = "mean over each region of a grid, (N, H, W, C) 
 
 /// The mean token of each of `grid` = (G_h, G_w) regions of x (N, H, W, C): (N, G_h·G_w, C), regions in
 /// row-major order.
+/// Operands and errors: those of the [module](mod@crate::region_pool).
 pub fn region_pool<'t>(x: &Var<'t>, grid: [usize; 2]) -> Result<Var<'t>> {
     let geometry = Geometry::new("region_pool", x.value(), grid)?;
     pooled("region_pool", x, geometry, [geometry.images, geometry.regions.count(), geometry.channels])

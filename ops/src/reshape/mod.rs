@@ -19,6 +19,7 @@ pub(crate) const MODULE: Option<&Module> = None;
 pub(crate) const SUMMARY: &str = "the same elements under another shape, as a view";
 
 /// The elements of x in order, under another shape of as many elements.
+/// Operands and errors: those of the [module](mod@crate::reshape).
 pub fn reshape<'t>(x: &Var<'t>, shape: impl Into<Shape>) -> Result<Var<'t>> {
     let y = x.value().reshape(shape)?;
     x.tape().record("reshape", &[x], y, || Reshape { shape: x.shape().clone() })

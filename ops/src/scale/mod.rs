@@ -21,6 +21,7 @@ pub(crate) const MODULE: Option<&Module> = Some(&cuda::KERNELS);
 pub(crate) const SUMMARY: &str = "c·x for a constant c";
 
 /// `factor` times x.
+/// Operands and errors: those of the [module](mod@crate::scale).
 pub fn scale<'t>(x: &Var<'t>, factor: f64) -> Result<Var<'t>> {
     let mut y = x.value().empty_like()?;
     match x.value().device() {

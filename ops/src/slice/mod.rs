@@ -22,6 +22,7 @@ pub(crate) const MODULE: Option<&Module> = None;
 pub(crate) const SUMMARY: &str = "a range of positions along an axis, as a view";
 
 /// A view of the positions `range` of x along `axis`.
+/// Operands and errors: those of the [module](mod@crate::slice).
 pub fn slice<'t>(x: &Var<'t>, axis: usize, range: Range<usize>) -> Result<Var<'t>> {
     let y = x.value().slice(axis, range.clone())?;
     x.tape().record("slice", &[x], y, || Slice { place: AxisRange::new(x.shape(), axis, range) })

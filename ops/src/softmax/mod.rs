@@ -25,6 +25,7 @@ pub(crate) const MODULE: Option<&Module> = Some(&cuda::KERNELS);
 pub(crate) const SUMMARY: &str = "exp(x) / Σ exp(x) over the last axis";
 
 /// The softmax of x (..., C) over its last axis.
+/// Operands and errors: those of the [module](mod@crate::softmax).
 pub fn softmax<'t>(x: &Var<'t>) -> Result<Var<'t>> {
     let Some(&channels) = x.shape().last() else {
         return Err(Error::shape("softmax", "x (..., C)", x.shape()).into());

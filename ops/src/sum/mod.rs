@@ -23,6 +23,7 @@ pub(crate) const MODULE: Option<&Module> = None;
 pub(crate) const SUMMARY: &str = "the sum over some axes";
 
 /// x added up over `axes`, which keep the extent 1 or disappear.
+/// Operands and errors: those of the [module](mod@crate::sum).
 pub fn sum<'t>(x: &Var<'t>, axes: &[usize], keep: bool) -> Result<Var<'t>> {
     let mut kept = x.shape().clone();
     for &axis in axes {

@@ -27,6 +27,7 @@ pub(crate) const SUMMARY: &str = "the k largest of each row, and where they lie"
 
 /// The k largest elements of each row of x (..., T), in descending order, (..., k), and their places in
 /// the row, an index tensor (..., k).
+/// Operands and errors: those of the [module](mod@crate::top_k).
 pub fn top_k<'t>(x: &Var<'t>, k: usize) -> Result<(Var<'t>, Tensor)> {
     let Some(&extent) = x.shape().last() else {
         return Err(Error::shape("top_k", "x (..., T)", x.shape()).into());

@@ -26,7 +26,7 @@ pub const STACK: usize = 2 << 20;
 /// if no denormals occur in it.
 ///
 /// Rust itself assumes threads that keep denormals, so what runs on these should not depend on how they are treated; in
-/// particular, no index may be computed from one.
+/// particular, no index may be computed from one. Errors: the system refuses to start them.
 pub fn thread_pool(threads: usize) -> Result<rayon::ThreadPool, rayon::ThreadPoolBuildError> {
     let builder = rayon::ThreadPoolBuilder::new()
         .num_threads(threads)
