@@ -210,7 +210,7 @@ fn a_run_on_images_of_ones_own() -> Result<()> {
     assert!(metrics[0] == metrics[1] && !metrics[0].is_empty());
     // They cannot be opened by the name that they have.
     let unknown = Trainer::resume(&own, &Changes::default()).err().unwrap();
-    assert!(format!("{unknown:#}").contains("--data says where it is now"), "{unknown:#}");
+    assert!(format!("{unknown:#}").contains("goes on with Trainer::resume_on"), "{unknown:#}");
     let other = Images::new(data::open(&config.data, Split::Train)?, data::open("embedded", Split::Test)?);
     assert!(other.err().unwrap().to_string().contains("different classes"));
     let none = Trainer::on(images()?, RunConfig { epochs: 0, out: folder.join("none"), ..config.clone() });

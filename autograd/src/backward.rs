@@ -6,6 +6,7 @@ use crate::tape::{Node, Origin};
 use crate::{Error, Gradients, InputGrads, Profile, Result, Rule, Tape, Var, recompute};
 use smallvec::{SmallVec, smallvec};
 use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use tensor::{Device, Tensor};
 
@@ -14,7 +15,7 @@ impl Tape {
     /// `gradients`, added to those of earlier passes since an optimiser made its last step or [a step
     /// began](Gradients::begin_step). What each operation saved is freed as the walk passes it.
     ///
-    /// After an error `gradients` holds none: the step has to begin anew.
+    /// After an error, or a panic of a rule, `gradients` holds none: the step has to begin anew.
     ///
     /// Errors: [`tensor::Error::Shape`] unless the loss has one element; [`Error::ForeignVar`] if it is of another tape,
     /// [`Error::NotRecorded`] if nothing that was recorded leads to it, [`Error::BareParameter`] if it is a parameter
@@ -37,8 +38,12 @@ impl Tape {
     /// [`tensor::Error::Device`]). A view with gaps is copied; otherwise the gradient of an output that is an input
     /// shares its memory.
     pub fn backward_from(&self, output: &Var<'_>, upstream: Tensor, gradients: &mut Gradients) -> Result<()> {
-        // What a failed pass leaves behind is incomplete, and must not pass for gradients.
-        self.walk_from(output, upstream, gradients).inspect_err(|_| gradients.begin_step())
+        // What a failed pass leaves behind is incomplete, and must not pass for gradients, also if a rule has panicked.
+        let walked = catch_unwind(AssertUnwindSafe(|| self.walk_from(output, upstream, gradients)));
+        if !matches!(walked, Ok(Ok(()))) {
+            gradients.begin_step();
+        }
+        walked.unwrap_or_else(|panic| resume_unwind(panic))
     }
 
     fn walk_from(&self, output: &Var<'_>, upstream: Tensor, gradients: &mut Gradients) -> Result<()> {

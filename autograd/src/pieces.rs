@@ -30,7 +30,10 @@ impl Tape {
     /// what else it returns is collected, one entry per piece. It runs on several threads at once, and must process
     /// each sample independently.
     ///
-    /// Errors: those of `work`, from the first piece that fails. On the CPU (a GPU has a single piece)
+    /// `work` must not wait for a lock across a call into the library: a thread that waits there for others may begin
+    /// another piece in the meantime, and wait for itself.
+    ///
+    /// Errors: those of `work`, from the first piece that fails; [`Error::ForeignVar`]. On the CPU (a GPU has a single piece)
     /// [`tensor::Error::Shape`] if a piece's value does not have as many samples as the piece, and
     /// [`tensor::Error::NotContiguous`] if it is a view that is not contiguous; [`tensor::Error::Axis`] for an x without
     /// axes.
@@ -40,6 +43,7 @@ impl Tape {
         size: usize,
         work: impl for<'s> Fn(&Var<'s>, Range<usize>) -> std::result::Result<(Var<'s>, S), E> + Sync,
     ) -> std::result::Result<(Var<'t>, Vec<S>), E> {
+        self.ensure_own("pieces", &[x])?;
         let samples = x.shape().first().copied().unwrap_or(0);
         // A GPU has no per-core cache in which a piece could stay, and takes the whole batch at once.
         if x.value().device() != Device::Cpu {

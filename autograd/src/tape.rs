@@ -251,7 +251,7 @@ impl Tape {
         Ok(Var { tape: self, value, node })
     }
 
-    fn ensure_own(&self, op: &'static str, inputs: &[&Var<'_>]) -> Result<()> {
+    pub(crate) fn ensure_own(&self, op: &'static str, inputs: &[&Var<'_>]) -> Result<()> {
         let own = inputs.iter().all(|input| std::ptr::eq(input.tape, self));
         if own { Ok(()) } else { Err(Error::ForeignVar { op }) }
     }

@@ -3,8 +3,30 @@
 mod support;
 
 use autograd::{Error, Gradients, InputGrads, Result, Rule, Tape, rule_fields};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use support::{of, parameters, pass, times, vector};
 use tensor::{DType, Tensor};
+
+/// As after an error: what it did not come to is missing.
+#[test]
+fn a_rule_that_panics_leaves_no_gradients() {
+    let (mut parameters, p, _) = parameters();
+    let mut gradients = Gradients::new(&parameters).unwrap();
+    pass(&parameters, p, &[5.0, 7.0], &mut gradients); // an earlier micro-batch
+    {
+        let tape = Tape::new();
+        let w = tape.parameter(&parameters, p);
+        let branch = tape
+            .record("given", &[&w], vector(&[1.0, 1.0]), || Given(|_: &mut InputGrads<'_, '_>| panic!("its fault")));
+        let sum = times(&branch.unwrap(), &w).unwrap();
+        let walk = || tape.backward_from(&sum, vector(&[1.0, 1.0]), &mut gradients);
+        assert!(catch_unwind(AssertUnwindSafe(walk)).is_err());
+    }
+    assert!(gradients.parameter(p).is_none());
+    pass(&parameters, p, &[2.0, 3.0], &mut gradients);
+    assert_eq!(gradients.parameter(p).unwrap().to_vec::<f64>().unwrap(), [2.0, 3.0]);
+    parameters.set(p, &vector(&[1.0, 1.0])).unwrap();
+}
 
 #[test]
 fn a_rule_that_forgets_an_input_is_an_error() {

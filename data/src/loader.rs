@@ -107,8 +107,8 @@ impl Loader {
     /// A loader of `dataset`. No thread starts before [`epoch`](Self::epoch).
     ///
     /// Errors: [`Error::Setting`] where the batch size is 0 or takes more than 8 GiB, an epoch would have no batch,
-    /// batches are to be cut into 0 parts, the smoothing is out of its range, or classes are to be balanced and the data
-    /// set does not know all [`labels`](Dataset::labels).
+    /// batches are to be cut into 0 parts, the smoothing is out of its range, the data set's [`labels`](Dataset::labels)
+    /// are not one of its classes for each sample, or classes are to be balanced and it does not know its labels.
     pub fn new(dataset: Arc<dyn Dataset>, config: LoaderConfig) -> Result<Self> {
         let LoaderConfig { batch_size, drop_last, parts, smoothing, .. } = config;
         let (len, size) = (dataset.len(), config.transform.size());
@@ -121,7 +121,16 @@ impl Loader {
             return Err(Error::setting("smoothing", format!("{smoothing} is not in 0..=1")));
         }
         let balances = config.transform.augmentation().is_some_and(|augmentation| augmentation.balance > 0.0);
-        if balances && dataset.labels().is_none_or(|labels| labels.len() != len) {
+        if let Some(labels) = dataset.labels() {
+            let (classes, fault) = (dataset.classes().len(), |it: String| Error::setting("labels", it));
+            if labels.len() != len {
+                return Err(fault(format!("{} of the {len} samples in {}", labels.len(), dataset.name())));
+            }
+            if let Some(label) = labels.iter().find(|&&label| label as usize >= classes) {
+                return Err(fault(format!("{label} in {}, which has {classes} classes", dataset.name())));
+            }
+        }
+        if balances && dataset.labels().is_none() {
             let problem = format!("the labels of {} are not known without reading its images", dataset.name());
             return Err(Error::setting("balance", problem));
         }

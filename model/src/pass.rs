@@ -203,7 +203,7 @@ impl<'t> Pass<'t> {
     }
 
     /// Runs a part of the model, from x (N, ...) on, that treats each image independently, on `size` images at a time:
-    /// see [`Tape::in_pieces`]. Errors: also [`Error::Pass`] if that part does not treat them independently, because it
+    /// see [`Tape::in_pieces`], also about locks. Errors: also [`Error::Pass`] if that part does not treat them independently, because it
     /// normalises by its batch.
     pub fn in_pieces(
         &self,

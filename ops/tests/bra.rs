@@ -1,13 +1,13 @@
 //! The fused routed attention against the composed one, in f64: results and all gradients.
 
 use autograd::gradcheck::{Function, backward, difference, relative_error, value};
-use autograd::{Result, Var};
+use autograd::{Result, Tape, Var};
 use ops::bra::reference;
 use ops::case::{array, from_fn, uniform};
 use ops::{Bra, RouteKind, bra, bra_composed};
 use proptest::prelude::*;
 use tensor::cpu::isa::{Isa, limits};
-use tensor::{DType, Tensor};
+use tensor::{DType, Error, Tensor};
 
 const TOLERANCE: f64 = 1e-12;
 
@@ -48,6 +48,18 @@ fn compare(qkv: &Tensor, attributes: Bra) -> Vec<u32> {
 fn attributes(heads: usize, head_dim: usize, grid: [usize; 2], topk: usize) -> Bra {
     let qk_dim = heads * head_dim;
     Bra { heads, qk_dim, topk, grid, scale: (qk_dim as f64).powf(-0.5), valid: None }
+}
+
+#[test]
+fn a_map_without_tokens_is_refused() {
+    for extents in [[1, 0, 4, 36], [1, 4, 0, 36], [1, 0, 0, 36]] {
+        let qkv = Tensor::zeros(extents, DType::F64);
+        let attributes = attributes(2, 6, [2, 2], 1);
+        let refused = ops::route(&qkv, &attributes).unwrap_err();
+        assert!(matches!(refused, Error::Argument { op: "bra", .. }), "{refused}");
+        let tape = Tape::new();
+        assert!(bra(&tape.input(qkv), None, &attributes).is_err());
+    }
 }
 
 #[test]

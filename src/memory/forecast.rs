@@ -4,7 +4,7 @@
 
 use crate::config::RunConfig;
 use crate::trainer::learner::Learner;
-use anyhow::Result;
+use anyhow::{Error, Result};
 use autograd::Tape;
 use data::Batch;
 use model::cost::{activation_bytes, macs};
@@ -74,7 +74,8 @@ pub fn training(config: &RunConfig, size: Size) -> Result<Option<u64>> {
 }
 
 /// The peak resident bytes of inference on `batch_size` images of this size, computed in f32 or f64. It runs a few
-/// passes on as many images as the model processes at once, or on smaller images if those are too large to measure.
+/// passes on as many images as the model processes at once; on smaller images if that is too much work to measure, or on
+/// fewer.
 /// None as of [`training`]. Errors: those of a pass.
 pub fn inference(config: &RunConfig, size: Size, dtype: DType) -> Result<Option<u64>> {
     let Some((sample, at_once)) = Sample::to_infer(config, size)? else { return Ok(None) };
@@ -83,7 +84,8 @@ pub fn inference(config: &RunConfig, size: Size, dtype: DType) -> Result<Option<
     // As in `Inference`, where the prepared weights take memory a second time.
     let factors = model.prepared()?;
     let weights = meter.most();
-    let images = Tensor::full(sample.images(at_once), 0.5f32);
+    let measured = at_once.min(sample.most);
+    let images = Tensor::full(sample.images(measured), 0.5f32);
     let mut results = 0;
     // Which pieces of a batch are in memory at the same time is a matter of thread timing, so a single pass shows a
     // lower peak than many passes reach.
@@ -97,7 +99,7 @@ pub fn inference(config: &RunConfig, size: Size, dtype: DType) -> Result<Option<
     // What a thread retains for its kernels does not depend on the size of the images.
     let kept = pool_stats().kept as u64;
     let work = meter.most().saturating_sub(weights).saturating_sub(kept);
-    let [work, results] = [work, results].map(|bytes| bytes * sample.each as u64);
+    let [work, results] = [work, results].map(|bytes| bytes * (sample.each * at_once) as u64 / measured as u64);
     // The images of the batch that wait for their turn, and the results of those that are done.
     let all = image_bytes(config, size);
     let others = (config.batch_size - at_once) as u64;
@@ -129,15 +131,18 @@ pub(super) struct Sample {
 }
 
 impl Sample {
-    /// A sample of images of the real size or, if the budget does not allow at least `least` of those, of smaller ones.
-    /// None if the smallest of them is too much work, too, or tells nothing of larger ones.
+    /// A sample of images of the real size or, if the budget does not allow at least `least` of those, of smaller ones, as
+    /// far as these are less work in proportion. None if the smallest of them is too much work, too, or tells nothing of
+    /// larger ones.
     fn of(config: &RunConfig, mut size: Size, effort: Effort, least: usize) -> Result<Option<Self>> {
         // A step in which no image skips a branch needs the most: it computes as if some could, but hardly any does.
         let drop_path = config.architecture.drop_path.min(1e-9);
         let (mut model, mut each) = (ModelConfig { drop_path, ..config.architecture.clone() }, 1);
+        let macs_of = |model: &ModelConfig, [height, width]: Size| Ok::<_, Error>(macs(model, height, width)?.total());
+        let real = macs_of(&model, size)?;
         loop {
             let [height, width] = size;
-            let macs = macs(&model, height, width)?.total();
+            let macs = macs_of(&model, size)?;
             let most = (effort.pixels / (height * width).max(1)).min((effort.macs / macs.max(1)) as usize);
             if most < least || macs > effort.each {
                 // The scores of soft routing grow as the square of the pixels, so smaller images do not show how many there are.
@@ -149,8 +154,12 @@ impl Sample {
                 let smaller = [([height / 2, width / 2], 4), (longer, 2)];
                 let fits = |&([height, width], _): &(Size, usize)| model.check_image(height, width).is_ok();
                 if let Some((part, parts)) = smaller.into_iter().find(fits) {
-                    (size, each) = (part, parts * each);
-                    continue;
+                    // Maps that are padded to n_win regions a side do not get smaller, nor does the memory that they take.
+                    let of_all = macs_of(&model, part)?.saturating_mul((parts * each) as u64);
+                    if of_all as f64 <= 1.25 * real as f64 {
+                        (size, each) = (part, parts * each);
+                        continue;
+                    }
                 }
             }
             return Ok((macs <= effort.each).then(|| Self { model, size, each, most: most.max(3) }));
@@ -226,6 +235,17 @@ pub fn image_bytes(config: &RunConfig, [height, width]: Size) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn padded_images_do_not_stand_for_larger_ones() -> Result<()> {
+        let run = RunConfig::for_model("nano")?;
+        let architecture = run.architecture.with_overrides(["n_win=64", "auto_pad=true"])?;
+        let run = RunConfig { architecture, batch_size: 64, ..run };
+        let Some((sample, at_once)) = Sample::to_infer(&run, [32, 32])? else { panic!("a few images") };
+        assert_eq!((sample.size, sample.each), ([32, 32], 1));
+        assert!(sample.most < at_once, "{} of {at_once}", sample.most);
+        Ok(())
+    }
 
     #[test]
     fn a_sample_is_little_work_or_there_is_none() -> Result<()> {

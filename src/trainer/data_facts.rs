@@ -7,6 +7,8 @@ use serde::{Deserialize, Serialize};
 
 /// What errors add to the name of a data source that comes from the run and not from the command line.
 pub const OF_THE_RUN: &str = " (as the run had it; --data says where it is now)";
+/// The same where they may not have been a folder.
+pub const OF_AN_OWN_RUN: &str = " (as the run had it; --data says where it is now, or a program that has the images goes on with Trainer::resume_on)";
 
 /// What a run must remember of its data: so that its model can be used where the data are not available, and so that
 /// changes in the data are noticed.

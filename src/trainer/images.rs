@@ -32,8 +32,16 @@ impl fmt::Debug for Images {
 }
 
 impl Images {
-    /// A pair of data sets. Errors: their classes differ, in a name or in their order.
+    /// A pair of data sets. Errors: one is empty or has no name; their classes differ, in a name or in their order.
     pub fn new(train: Arc<dyn Dataset>, test: Arc<dyn Dataset>) -> Result<Self> {
+        for (what, set) in [("training", &train), ("test", &test)] {
+            if set.is_empty() {
+                bail!("there are no {what} images in {}", set.name());
+            }
+            if set.name().is_empty() {
+                bail!("the data set of the {what} images has no name");
+            }
+        }
         if train.classes() != test.classes() {
             bail!("training and test images have different classes");
         }

@@ -1,7 +1,7 @@
 //! Resuming a run from the checkpoint in its folder.
 
 use super::checkpoint::Checkpoint;
-use super::data_facts::OF_THE_RUN;
+use super::data_facts::{OF_AN_OWN_RUN, OF_THE_RUN};
 use super::display::announce;
 use super::failure::failed_gpu;
 use super::folder::RunFolder;
@@ -68,7 +68,11 @@ impl Trainer {
         if done < asked {
             announce(&config);
         }
-        let whose = if config.data == then.data { OF_THE_RUN } else { "" };
+        let whose = match facts.test_split {
+            _ if config.data != then.data => "",
+            Some(_) => OF_THE_RUN,
+            None => OF_AN_OWN_RUN,
+        };
         let images = images.map_or_else(|| Images::open(&config.data, whose), Ok)?;
         facts.ensure_same(&config.data, &images)?;
         let (train, test) = images.loaders(&config, &facts)?;

@@ -6,7 +6,7 @@ use crate::staging::{Numbered, numbered, tensors};
 use anyhow::{Context, Result, bail};
 use autograd::Tape;
 use data::Loader;
-use model::{BiFormer, Mode};
+use model::{BiFormer, Features, Mode};
 use serde::{Deserialize, Serialize};
 use std::sync::atomic::AtomicBool;
 use tensor::{DType, Device, Tensor};
@@ -92,7 +92,8 @@ impl Tested {
     }
 }
 
-/// How well a model does on all images of a loader. Errors: those of [`test()`].
+/// How well a model does on all images of a loader, which is to be one for evaluation
+/// ([`LoaderConfig::eval`](data::LoaderConfig::eval)). Errors: those of [`test()`].
 pub fn tested(model: &BiFormer, loader: &Loader) -> Result<Tested> {
     let mut tested = Tested::new(loader.dataset().classes().len());
     test(model, loader, &AtomicBool::new(false), "test", |_, verdicts, _| {
@@ -104,8 +105,8 @@ pub fn tested(model: &BiFormer, loader: &Loader) -> Result<Tested> {
 
 /// Tests a model on all images of a loader, or until `stop` is set: `each` gets every batch with the model's verdicts
 /// on those of its images [that count](data::Batch::counted), and its logits (N, K) on all of them.
-/// Returns whether all batches have been tested. Errors: those of the loader, and of `each`; a loss that is not finite,
-/// whose message begins with `way_out`.
+/// Returns whether all batches have been tested. Errors: a model without a head; a loader that varies images; those of the
+/// loader, and of `each`; a loss that is not finite, whose message begins with `way_out`.
 pub fn test(
     model: &BiFormer,
     loader: &Loader,
@@ -113,6 +114,12 @@ pub fn test(
     way_out: &str,
     mut each: impl FnMut(&Numbered, Vec<Verdict>, &Tensor) -> Result<()>,
 ) -> Result<bool> {
+    if model.config().features != Features::Logits {
+        return Err(model::Error::Headless { features: model.config().features.name() }.into());
+    }
+    if loader.transform().augmentation().is_some() {
+        bail!("these batches are varied, as for training: a test needs those of LoaderConfig::eval");
+    }
     let (all, mut tested) = (loader.batches_per_epoch(), 0);
     let mut inference = Inference::new(model, all);
     let mut batches = numbered(loader.epoch_until(0, 0, stop));
@@ -244,6 +251,27 @@ fn for_rows<I, T>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use data::{Augmentation, LoaderConfig, Split, Transform};
+    use model::preset;
+    use std::sync::Arc;
+
+    #[test]
+    fn logits_of_unvaried_images_are_tested() -> Result<()> {
+        let small = ["depth=1,1,1", "embed_dim=24,48,96"];
+        let images = data::open("embedded", Split::Test)?;
+        let plain = Transform::eval(32, images.statistics())?;
+        let varied = Transform::train(32, images.statistics(), &Augmentation::default())?;
+        for (features, transform, said) in
+            [("pooled", &plain, "gives no logits"), ("dense", &plain, "gives no logits"), ("logits", &varied, "varied")]
+        {
+            let of = format!("features={features}");
+            let config = preset("nano")?.config().with_overrides(small.into_iter().chain([of.as_str()]))?;
+            let loader = Loader::new(Arc::clone(&images), LoaderConfig::eval(10, transform.clone()))?;
+            let refused = tested(&BiFormer::new(&config, 0, DType::F32)?, &loader).unwrap_err().to_string();
+            assert!(refused.contains(said), "{refused}");
+        }
+        Ok(())
+    }
 
     #[test]
     fn a_row_is_right_where_its_label_is_first() -> Result<()> {

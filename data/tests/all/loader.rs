@@ -144,6 +144,35 @@ fn classes_that_cannot_be_balanced() {
         }
         other => panic!("{:?}", other.err()),
     }
+    /// With labels that are not its samples'.
+    struct Mislabelled(Vec<u32>);
+    impl Dataset for Mislabelled {
+        fn name(&self) -> &str {
+            "mislabelled"
+        }
+        fn classes(&self) -> &[String] {
+            &[]
+        }
+        fn len(&self) -> usize {
+            40
+        }
+        fn get(&self, index: usize) -> data::Result<Sample> {
+            in_memory(40).get(index)
+        }
+        fn statistics(&self) -> Statistics {
+            PLAIN
+        }
+        fn labels(&self) -> Option<&[u32]> {
+            Some(&self.0)
+        }
+    }
+    for (labels, said) in [(vec![0; 3], "3 of the 40 samples"), (vec![9; 40], "9 in mislabelled, which has 0 classes")]
+    {
+        match Loader::new(Arc::new(Mislabelled(labels)), balanced(0.0, 8)) {
+            Err(Error::Setting { name: "labels", problem }) => assert!(problem.contains(said), "{problem}"),
+            other => panic!("{:?}", other.err()),
+        }
+    }
     let unbalanced = balanced(0.0, 8);
     assert_eq!(all(&unlabelled, &unbalanced, 0, 0), all(&in_memory(40), &unbalanced, 0, 0));
 }

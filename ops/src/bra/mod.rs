@@ -27,7 +27,7 @@
 //! counts as the lowest, as in [`top_k`](mod@crate::top_k): a region with a NaN among its keys is chosen only by
 //! regions that have fewer than k others to choose from. Infinite keys make infinite affinities, of which the positive
 //! are the highest.
-//! Errors: [`tensor::Error::Argument`] when heads, grid or k do not fit, [`tensor::Error::Shape`],
+//! Errors: [`tensor::Error::Argument`] when heads, grid or k do not fit, and for a map without tokens, [`tensor::Error::Shape`],
 //! [`tensor::Error::DType`], [`tensor::Error::NotContiguous`]. Source: Zhu et al., "BiFormer: vision transformer with
 //! bi-level routing attention", CVPR 2023, algorithm 1.
 

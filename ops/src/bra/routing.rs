@@ -19,14 +19,14 @@ pub struct Routing {
 }
 
 /// Routes the regions of qkv (N, H, W, 2D + C): the k largest of s·q̂ₚ·k̂ᵣ for each region p, where q̂ and k̂
-/// are the means of the regions' queries and keys. Nothing of it is recorded on a tape: routing is detached.
+/// are the means of the regions' queries and keys. Nothing of it is recorded on a tape: routing is detached. Errors: those
+/// of [`bra`](mod@crate::bra).
 pub fn route(qkv: &Tensor, attributes: &Bra) -> Result<Routing> {
     let g = attributes.geometry(qkv)?;
     let (map, grid, size) = (g.regions.map(), g.regions.grid(), g.regions.size());
-    // An empty map counts as entirely valid.
-    let valid = attributes.valid.filter(|_| g.tokens() > 0).unwrap_or(map);
+    let valid = attributes.valid.unwrap_or(map);
     let reaches_all = |axis: usize| (grid[axis] - 1) * size[axis] < valid[axis] && valid[axis] <= map[axis];
-    if g.tokens() > 0 && !(reaches_all(0) && reaches_all(1)) {
+    if !(reaches_all(0) && reaches_all(1)) {
         let message = format!("the valid part {valid:?} must be in the map {map:?} and reach all {grid:?} regions");
         return Err(Error::argument("bra", message));
     }

@@ -91,7 +91,8 @@ impl Dataset for Faulty {
     }
 
     fn labels(&self) -> Option<&[u32]> {
-        self.inner.labels()
+        // Those of other classes are found out only when it is asked for their samples.
+        self.inner.labels().filter(|labels| labels.iter().all(|&label| (label as usize) < self.known))
     }
 }
 
