@@ -72,7 +72,8 @@ impl Ema {
         Ok(Self { config, updates: 0, average: parameters.duplicate()?, rate: None, prepared: false })
     }
 
-    /// The averaged parameters, to evaluate the model with.
+    /// The averaged parameters, to evaluate the model with: a pass takes them in place of the model's own (the crate
+    /// `model`: `Pass::new(&tape, Mode::Evaluate, ema.average(), &model.statistics)`, and `model.run` on it).
     pub fn average(&self) -> &Parameters {
         &self.average
     }

@@ -3,7 +3,7 @@
 use super::Status;
 use super::options::Threads;
 use super::output::{EXPORT, Kind, ensure_output, sign};
-use crate::printing::tell;
+use crate::printing::{printable, tell};
 use crate::trainer::stored::Stored;
 use anyhow::{Result, bail};
 use clap::Args;
@@ -50,7 +50,8 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
         sign(&mut weights, EXPORT);
         weights.write(&arguments.output)?;
         let numbers: usize = weights.tensors.values().map(tensor::Tensor::count).sum();
-        say!("{}: {} tensors of {numbers} numbers", arguments.output.display(), weights.tensors.len());
+        let output = printable(arguments.output.display());
+        say!("{output}: {} tensors of {numbers} numbers", weights.tensors.len());
         Ok(Status::Done)
     })
 }

@@ -5,7 +5,7 @@ use super::options::{ImageSize, ModelChoice, Threads, ensure_count};
 use crate::config::{Recompute, RunConfig};
 use crate::device::{DeviceName, Precision};
 use crate::memory;
-use crate::printing::{capitalized, is_closed, plural, tell};
+use crate::printing::{capitalized, is_closed, plural, printable, tell};
 use crate::trainer::checkpoint::Progress;
 use crate::trainer::data_facts::DataFacts;
 use crate::trainer::metrics::EpochMetrics;
@@ -106,7 +106,7 @@ impl Begun {
             0 => format!("for {classes} class{es}; what it was trained on is not recorded"),
             _ => format!("trained on {images} image{s} of {data} ({classes} class{es})"),
         };
-        say!("{}: {model}, {trained}.", path.display());
+        say!("{}: {model}, {}.", printable(path.display()), printable(trained));
         if let Some(progress) = progress {
             let (epoch, batch) = (progress.epoch(), progress.batch);
             let within = if batch > 0 { format!(", and batch {batch} of the next") } else { String::new() };

@@ -4,7 +4,7 @@ use super::Status;
 use super::options::{Threads, pictures_in, whole};
 use crate::folder_lock::{LOCK, Locked};
 use crate::paths::{folders_of, resolved};
-use crate::printing::{bar, plural, tell};
+use crate::printing::{bar, plural, printable, tell};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use data::shrunk;
@@ -96,7 +96,7 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
 
 /// Prints how many pictures were written, were there and could not be read, and how many bytes became how many.
 fn print_counts(output: &Path, [written, there, unread]: [usize; 3], bytes: [u64; 2]) -> Result<()> {
-    let ([before, now], shown) = (bytes.map(|bytes| bytes as f64 / 1e6), output.display());
+    let ([before, now], shown) = (bytes.map(|bytes| bytes as f64 / 1e6), printable(output.display()));
     say!("{shown}: {written} picture{} written, {before:.1} MB reduced to {now:.1} MB", plural(written));
     match there {
         0 => {}

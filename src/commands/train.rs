@@ -6,7 +6,7 @@ use super::set::{Assignments, assignment, fields, run_field};
 use crate::config::{Changes, DEFAULT_MODEL, Recompute, RunConfig, merge};
 use crate::device::{DEVICE_HELP, DeviceName, Precision};
 use crate::memory::when_it_runs_out;
-use crate::printing::{capitalized, plural, tell};
+use crate::printing::{capitalized, plural, printable, tell};
 use crate::signals;
 use crate::trainer::best::BEST;
 use crate::trainer::folder::holds_run;
@@ -176,7 +176,7 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
 
 fn train(trainer: &mut Trainer, stop: &AtomicBool, goes_on: bool) -> Result<Status> {
     let started = Instant::now();
-    let (folder, argument) = (trainer.folder().path().display().to_string(), trainer.folder().argument());
+    let (folder, argument) = (printable(trainer.folder().path().display()), trainer.folder().argument());
     let undrawn =
         format!("the run is done and saved; biformer train --resume --out {argument} draws its pictures, which failed");
     if trainer.finished() {
@@ -250,7 +250,7 @@ fn print_accuracy(trainer: &Trainer, seconds: u64, goes_on: bool) -> Result<()> 
 
 /// What a run has left behind, and what it is good for.
 fn print_what_is_there(trainer: &Trainer) -> Result<()> {
-    let (folder, argument) = (trainer.folder().path().display(), trainer.folder().argument());
+    let (folder, argument) = (printable(trainer.folder().path().display()), trainer.folder().argument());
     say!("{folder}: {}", trainer.folder().files().join(", "));
     if trainer.has_unused_test() {
         say!("The images in test/ had no part in this: biformer eval --checkpoint {argument} --split test");

@@ -52,6 +52,21 @@ impl Changes {
         Ok(Self { table, origin })
     }
 
+    /// The changes of a TOML text; `Changes::default()` are none. Errors: it is no TOML.
+    ///
+    /// ```
+    /// use biformer::config::{Changes, RunConfig};
+    ///
+    /// # fn main() -> anyhow::Result<()> {
+    /// let config = RunConfig::changed(&Changes::parse("epochs = 48\nschedule.peak = 1e-3")?)?;
+    /// assert_eq!((config.epochs, config.schedule.peak), (48, 1e-3));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn parse(text: &str) -> Result<Self> {
+        Self::gather(None, parse_table(text)?)
+    }
+
     /// The model that is asked for, if one is. Errors: it is no text.
     pub fn model(&self) -> Result<Option<&str>> {
         self.text("model")
@@ -168,7 +183,10 @@ fn overlay(base: &mut Table, changes: &Table, path: &str) -> Result<()> {
         if !base.contains_key(key) {
             let known: Vec<&str> = base.keys().map(String::as_str).collect();
             let meant = RunConfig::elsewhere(&name).or_else(|| nearest(key, known.iter().copied()));
-            let hint = did_you_mean(meant.as_deref());
+            let hint = match meant {
+                Some(meant) if meant == name => "; write it without quotes".to_owned(),
+                meant => did_you_mean(meant.as_deref()),
+            };
             bail!("there is no configuration key \"{name}\"{hint}; known here: {}", known.join(", "));
         }
         let value = &mut base[key];

@@ -96,6 +96,8 @@ pub fn show(value: &Value) -> String {
     match value {
         // As 1e-300, not with all its zeros.
         Value::Float(number) => format!("{number:?}"),
+        // On one line.
+        Value::String(text) if text.contains('\n') => format!("{text:?}"),
         other => {
             let text = other.to_string();
             if text.contains('\n') { one_line(&text) } else { text }

@@ -53,7 +53,7 @@ fn values_that_make_no_sense() {
     let nowhere = samples::config(&folder, "out = \"\"");
     biformer(&["train", "--config", text(&nowhere), "--data", text(data)])
         .refused(&["config-asked.toml", "out is empty, expected a folder"]);
-    let cases: [(&str, &[&str]); 29] = [
+    let cases: [(&str, &[&str]); 30] = [
         ("seed = \"one\"", &["config-asked.toml", "seed", "expected"]),
         ("threads = 4000", &["threads = 4000", "1024", "0 for one per core"]),
         ("image_size = 34", &["an image of 34x34 does not fit", "a side of 32 or 40 fits", "auto_pad = true"]),
@@ -72,6 +72,7 @@ fn values_that_make_no_sense() {
         ("optimizer = 3", &["optimizer: expected a table, got 3"]),
         ("optimizer.eps = 1e300", &["optimizer: eps is 1e300", "finite and positive, also in f32"]),
         ("optimizer.weight_decay = 1e-310", &["optimizer.weight_decay = 1e-310", "computes as 0"]),
+        (r#""optimizer.eps" = 1.0"#, &["no configuration key \"optimizer.eps\"", "write it without quotes"]),
         ("clip_norm = 1e-44", &["clip_norm = 1e-44", "computes as 0", "or 0 where that is allowed"]),
         ("backbone_lr = 1e-37", &["the first layer's learning rate is ", "computes as 0", "freeze"]),
         ("optimizer.betas = [0.9, 1.0]", &["optimizer: betas[1] is 1.0", "[0, 1)"]),
@@ -203,6 +204,13 @@ fn what_a_terminal_would_obey_is_not_printed() {
         let said = biformer(arguments);
         assert!(said.status == Some(2) && said.err.contains("\\u001b]0;taken over\\u0007"), "{said:?}");
         assert!(!said.err.contains(['\x1b', '\x07']), "{said:?}");
+    }
+    // Nor is a name two lines of a result.
+    let output = fresh("bad-newline").join("a\nb.safetensors");
+    if cfg!(unix) {
+        let run = text(&samples::of_one_epoch().run);
+        let said = biformer(&["export", "--checkpoint", run, "--output", text(&output)]).ok();
+        assert!(said.out.contains("a\\u000ab.safetensors: ") && said.out.lines().count() == 1, "{said:?}");
     }
 }
 

@@ -139,6 +139,7 @@ fn bench_takes_routed_attention_out_of_a_model() {
     assert_eq!(stages.len(), 2);
     assert!(biformer(&arguments).ok().out.contains("16x16"));
     biformer(&[&arguments[..], &["--set", "topks=-2,-2,-2"]].concat()).refused(&["no stage of this model routes"]);
+    biformer(&["bench", "--only-bra", "--set", "soft_routing=true"]).refused(&["soft_routing", "hard routing"]);
     biformer(&["bench", "--only-bra", "--batch-size", "1000000"]).refused(&["--batch-size 1000000", "GB, more than 8"]);
 }
 

@@ -37,6 +37,9 @@ pub fn run(arguments: &Arguments, size: ImageSize) -> Result<Status> {
     let Arguments { batch_size: images, steps, compute, json, .. } = *arguments;
     let config = arguments.model.config()?;
     config.check_image(size.0[0], size.0[1])?;
+    if config.soft_routing {
+        bail!("--set soft_routing: what is timed here is hard routing; time soft routing with a whole model");
+    }
     let (device, maps) = (compute.open()?, compute.maps());
     let measured = (0..config.stages()).map(|stage| measure(&config, size.0, stage, images, steps, (&device, maps)));
     let stages: Vec<Stage> = measured.filter_map(Result::transpose).collect::<Result<_>>()?;

@@ -190,9 +190,9 @@ fn time(arguments: &Arguments, size: ImageSize, profile: Option<&Arc<Profile>>) 
 fn root_mean_square(tensors: &[Tensor]) -> Result<f64> {
     let (mut squares, mut count) = (0.0, 0);
     for tensor in tensors {
-        let numbers = tensor.to_device(&Device::Cpu)?.cast(DType::F64)?.to_vec::<f64>()?;
-        squares += numbers.iter().map(|x| x * x).sum::<f64>();
-        count += numbers.len();
+        let tensor = tensor.to_device(&Device::Cpu)?.cast(DType::F32)?.contiguous()?;
+        squares += tensor.as_slice::<f32>("bench")?.iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>();
+        count += tensor.count();
     }
     Ok((squares / count as f64).sqrt())
 }
