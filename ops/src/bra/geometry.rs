@@ -27,12 +27,9 @@ pub fn ensure_scale(op: &'static str, scale: f64) -> Result<()> {
 }
 
 impl Geometry {
-    /// Checks that there are tokens and query channels, that the heads divide the channels, that k is from 1 to the number
-    /// of regions, and that routes and tokens can be numbered.
+    /// Checks that there are query channels, that the heads divide the channels, that k is from 1 to the number of
+    /// regions, and that routes and tokens can be numbered.
     pub fn check(self, op: &'static str) -> Result<Self> {
-        if self.tokens() == 0 {
-            return Err(Error::argument(op, format!("the map {:?} has no tokens", self.regions.map())));
-        }
         if self.qk_dim == 0 {
             return Err(Error::argument(op, "queries and keys need at least one channel"));
         }
