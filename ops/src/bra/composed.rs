@@ -19,8 +19,8 @@ pub enum RouteKind {
     Soft,
 }
 
-/// As [`bra`](super::bra), from small operations, and with a choice of routing. `attributes.valid` is not supported, nor
-/// is a map without tokens ([`tensor::Error::Shape`]).
+/// As [`bra`](super::bra), from small operations, and with a choice of routing. `attributes.valid` is not supported
+/// ([`tensor::Error::Argument`]).
 pub fn bra_composed<'t>(
     qkv: &Var<'t>,
     lepe: Option<[&Var<'t>; 2]>,

@@ -83,11 +83,12 @@ impl Bra {
             let expected = format!("qkv with {qk_dim} channels of queries, {qk_dim} of keys, and the rest for values");
             return Err(Error::shape("bra", expected, qkv.shape()));
         };
-        if height * width == 0 {
+        let regions = Regions::cut("bra", [height, width], grid)?;
+        let g = Geometry { images, regions, heads, qk_dim, v_dim, topk }.check("bra")?;
+        if g.tokens() == 0 {
             return Err(Error::argument("bra", "a map without tokens has no regions to choose from"));
         }
-        let regions = Regions::cut("bra", [height, width], grid)?;
-        Geometry { images, regions, heads, qk_dim, v_dim, topk }.check("bra")
+        Ok(g)
     }
 }
 
