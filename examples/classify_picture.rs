@@ -10,7 +10,7 @@ use biformer::data::load_image;
 use biformer::model::Mode;
 use biformer::ops;
 use biformer::tensor::Tensor;
-use biformer::trainer::stored::Stored;
+use biformer::trainer::trained::TrainedModel;
 use std::path::Path;
 
 /// Prints the five likeliest classes of a picture.
@@ -25,10 +25,7 @@ pub fn main() -> Result<()> {
 
 /// The classes that a model knows, with the probability of each, the likeliest first.
 pub fn classify(weights: &Path, picture: &Path) -> Result<Vec<(String, f32)>> {
-    let Stored::Described(described, _) = Stored::read(weights)? else {
-        bail!("{}: only a state_dict, without class names; give a run folder or an export", weights.display());
-    };
-    let trained = described.into_model()?;
+    let trained = TrainedModel::read(weights)?;
 
     // The middle of the picture, resized and normalised as the model was tested: (1, H, W, 3).
     let transform = trained.config.test_transform(trained.data.statistics)?;

@@ -8,7 +8,7 @@
 
 use anyhow::{Result, ensure};
 use biformer::autograd::{Gradients, Tape, Var};
-use biformer::config::RunConfig;
+use biformer::config::{Changes, RunConfig};
 use biformer::data::{self, Augmentation, Batch, Loader, LoaderConfig, Split, Transform};
 use biformer::model::{BiFormer, LayerNorm, Linear, Mode, TensorFile, Trace};
 use biformer::ops;
@@ -50,9 +50,8 @@ impl Head {
 
 /// The run whose weights the head is put on: of nano, made narrower and shallower so that this takes seconds.
 fn pretraining() -> Result<RunConfig> {
-    let nano = RunConfig::for_model("nano")?;
-    let architecture = nano.architecture.with_overrides(["depth=1,1,1", "embed_dim=24,48,96"])?;
-    Ok(RunConfig { architecture, epochs: 3, ..nano })
+    let architecture = "architecture.depth = [1, 1, 1]\narchitecture.embed_dim = [24, 48, 96]";
+    RunConfig::changed(&Changes::parse(&format!("epochs = 3\n{architecture}"))?)
 }
 
 fn pretrained(run: RunConfig) -> Result<TensorFile> {

@@ -44,7 +44,7 @@
 //! # }
 //! ```
 //!
-//! The folder `docs/` leads through all of it in ten chapters, and `examples/` has seven pages to run.
+//! The folder `docs/` leads through all of it in ten chapters, and `examples/` has eight pages to run.
 
 pub use autograd;
 pub use data;

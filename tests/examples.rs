@@ -11,6 +11,8 @@ mod dense_head;
 mod new_operation;
 #[path = "../examples/own_head.rs"]
 mod own_head;
+#[path = "../examples/resumed_loop.rs"]
+mod resumed_loop;
 #[path = "../examples/tensor_and_gradient.rs"]
 mod tensor_and_gradient;
 #[path = "../examples/training_loop.rs"]
@@ -39,6 +41,11 @@ fn a_training_loop() {
 #[test]
 fn a_head_of_ones_own() {
     own_head::main().unwrap();
+}
+
+#[test]
+fn a_loop_that_is_resumed() {
+    resumed_loop::main().unwrap();
 }
 
 #[test]

@@ -238,7 +238,8 @@ impl Parameters {
         Ok(self.values.as_mut_slice("parameters")?)
     }
 
-    /// The flat buffer on any device, to be written by a kernel.
+    /// The flat buffer on any device, to be written by a kernel. A tensor put in its place must have its length and type, or
+    /// later uses panic.
     pub fn flat_tensor_mut(&mut self) -> &mut Tensor {
         &mut self.values
     }

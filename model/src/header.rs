@@ -195,7 +195,7 @@ impl<S: Write> Write for Summing<S> {
 fn ensure_safetensors(bytes: &[u8], path: &str) -> Result<()> {
     match bytes.get(8) {
         None | Some(b'{') => Ok(()),
-        Some(_) if bytes.starts_with(pth::OLD_MAGIC) => Err(Error::OldArchive { path: path.to_owned() }),
+        Some(_) if pth::is_of_earlier_version(bytes) => Err(Error::OldArchive { path: path.to_owned() }),
         Some(_) => Err(Error::Foreign { path: path.to_owned() }),
     }
 }

@@ -40,7 +40,11 @@ impl ModelConfig {
             _ => format!("a side of {side} is {map} in stage {}, which n_win = {n_win} does not divide", stage + 1),
         };
         let (regions, padding) = match map > 0 && !stl_nchw {
-            true => (self.regions_that_fit([height, width], n_win), Some("set auto_pad = true".to_owned())),
+            true => {
+                let padded = ModelConfig { auto_pad: true, ..self.clone() };
+                let fits = [height, width].into_iter().all(|side| padded.unfit_stage(side).is_none());
+                (self.regions_that_fit([height, width], n_win), fits.then(|| "set auto_pad = true".to_owned()))
+            }
             false => (None, None),
         };
         let advice: Vec<String> = [self.sides_that_fit(side), regions, padding].into_iter().flatten().collect();

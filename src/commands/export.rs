@@ -58,12 +58,17 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
 
 /// The published code would take the weights of some models without an error, and compute something else with them.
 fn note_unpublished(config: &ModelConfig) {
-    let fixed = (config.stages(), config.stem_strides, config.full_attention_heads) == (4, [2, 2], 8);
-    if config.family == Family::Biformer && !fixed {
-        tell!(
-            io::stderr(),
-            "note: the published code has four stages, strides of 2 and 2 in the stem, and 8 heads in the last stage, so it \
-             cannot use these weights; docs/weights.md says which models benches/peers/biformer_torch.py has in PyTorch"
-        );
-    }
+    let usual_heads = config.full_attention_heads == 8;
+    let has = match config.family {
+        Family::Biformer if (config.stages(), config.stem_strides) != (4, [2, 2]) || !usual_heads => {
+            "four stages, strides of 2 and 2 in the stem, and 8 heads in the last stage"
+        }
+        Family::BiformerStl | Family::BiformerStlNchw if !usual_heads => "8 heads in the last stage",
+        _ => return,
+    };
+    tell!(
+        io::stderr(),
+        "note: the published code has {has}, so it cannot use these weights; docs/weights.md says which models \
+         benches/peers/biformer_torch.py has in PyTorch"
+    );
 }

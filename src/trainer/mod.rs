@@ -254,8 +254,8 @@ impl Trainer {
 
     /// Trains until all epochs are done or `stop` is set, in which case it stops after the current step at the latest,
     /// or after an image that is being decoded. If `stop` is set from the beginning, it takes one step, or none if only
-    /// the epoch's test is left. Errors: images that cannot be read, a loss that is not finite, a full disk, a GPU that
-    /// fails. Each says what is saved and how the run goes on.
+    /// the epoch's test is left: a caller that always sets it would never get past that test. Errors: images that cannot
+    /// be read, a loss that is not finite, a full disk, a GPU that fails. Each says what is saved and how the run goes on.
     pub fn run(&mut self, stop: &AtomicBool) -> Result<Outcome> {
         Arc::clone(&self.pool).install(|| {
             introduce(&self.learner, &self.progress, &self.facts, [&self.train, &self.test]);

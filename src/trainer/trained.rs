@@ -4,6 +4,7 @@ use super::average;
 use super::checkpoint::tensor_names;
 use super::class_names;
 use super::data_facts::DataFacts;
+use super::stored::Stored;
 use crate::config::{Changes, DEFAULT_MODEL, RunConfig};
 use crate::printing::tell;
 use anyhow::{Context, Result, bail};
@@ -157,6 +158,18 @@ impl fmt::Debug for TrainedModel {
 }
 
 impl TrainedModel {
+    /// The model of a run folder, or of a file that `biformer export` wrote. Errors: those of [`Stored::read`]; a
+    /// state_dict alone, which does not say what it is of ([`of_weights`](Self::of_weights)).
+    pub fn read(path: &Path) -> Result<Self> {
+        match Stored::read(path)? {
+            Stored::Described(described, _) => described.into_model(),
+            Stored::Alone(_) => bail!(
+                "{}: a state_dict alone, without class names; expected a run folder, or what \"biformer export\" wrote",
+                path.display()
+            ),
+        }
+    }
+
     /// The model of a state_dict alone: it has as many classes as the head of the state_dict, which get ImageNet's
     /// names if they are 1,000, and its images are normalised as for the published models. `path` names the file in
     /// errors.
@@ -216,7 +229,6 @@ pub fn name_or_default(file: &TensorFile) -> Result<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trainer::stored::Stored;
 
     #[test]
     fn a_model_is_not_exported_under_another_ones_description() -> Result<()> {

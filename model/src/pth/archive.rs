@@ -5,8 +5,8 @@ use std::fmt::Display;
 use std::fs::File;
 use std::io::{BufReader, Read};
 use tensor::memory::reserve;
-use zip::ZipArchive;
 use zip::result::ZipError;
+use zip::{CompressionMethod, ZipArchive};
 
 /// An open archive, whose entries lie in a folder.
 pub struct Archive {
@@ -39,18 +39,25 @@ impl Archive {
         self.left
     }
 
-    /// The bytes of an entry, `most` of them at most.
+    /// The bytes of an entry, `most` of them at most: intact files may have longer ones, beside their weights.
     pub fn entry(&mut self, name: &str, most: u64) -> Result<Vec<u8>> {
         let name = format!("{}{name}", self.folder);
         let told = |error: &dyn Display| format!("{name}: {error}");
+        let packed =
+            || Problem::Unfit("it is compressed, or encrypted: load it in PyTorch, and save it again".to_owned());
         let mut entry = self.archive.by_name(&name).map_err(|error| match error {
-            ZipError::UnsupportedArchive(_) => {
-                Problem::Unfit("it is compressed, or encrypted: load it in PyTorch, and save it again".to_owned())
-            }
+            ZipError::UnsupportedArchive(_) => packed(),
             error => told(&error).into(),
         })?;
+        if entry.compression() != CompressionMethod::Stored {
+            return Err(packed());
+        }
         let size = entry.size();
-        if size > most.min(self.left) {
+        if size > most {
+            let problem = "is longer than is read; save the weights alone: torch.save(checkpoint[\"model\"], PATH)";
+            return Err(Problem::Unfit(format!("{name} {problem}")));
+        }
+        if size > self.left {
             return Err(told(&"too long").into());
         }
         self.left -= size;

@@ -25,8 +25,16 @@ use view::{Made, View, made};
 
 /// What the files begin with.
 pub const MAGIC: &[u8; 4] = b"PK\x03\x04";
-/// What those of earlier versions begin with: a pickle of a large number, of which this is the first half.
-pub const OLD_MAGIC: &[u8] = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9";
+
+/// Whether a file begins as those of earlier versions do: with a pickle of a large number, of protocol 2 or 3, or of 4 or
+/// 5, where the length of the pickle, 13 bytes, comes first.
+pub fn is_of_earlier_version(bytes: &[u8]) -> bool {
+    match bytes {
+        [0x80, 2 | 3, rest @ ..] => rest.starts_with(b"\x8a\x0al\xfc\x9cF\xf9"),
+        [0x80, 4 | 5, rest @ ..] => rest.starts_with(b"\x95\x0d\0\0\0\0\0"),
+        _ => false,
+    }
+}
 
 /// The keys under which programs that save more than weights store these, that of the published models first.
 const PLACES: [&str; 4] = ["model", "state_dict", "model_state_dict", "module"];
@@ -169,19 +177,55 @@ mod tests {
         assemble(&Values::read(pickle)?, 1 << 20, |_| Ok(vec![1; 4096]))
     }
 
-    #[test]
-    fn what_a_big_endian_machine_wrote_is_refused() {
+    /// The error of an archive with these entries.
+    fn refused(entries: &[(&str, &[u8])]) -> String {
         use std::io::Write;
         let file = tempfile::tempfile().unwrap();
         let mut archive = zip::ZipWriter::new(&file);
         let stored = zip::write::SimpleFileOptions::default().compression_method(zip::CompressionMethod::Stored);
-        for (name, bytes) in [("it/data.pkl", &pickle("training.pth")[..]), ("it/byteorder", b"big")] {
-            archive.start_file(name, stored).unwrap();
+        for (name, bytes) in entries {
+            archive.start_file(*name, stored).unwrap();
             archive.write_all(bytes).unwrap();
         }
         archive.finish().unwrap();
-        let refused = read(file, Path::new("it.pth")).unwrap_err().to_string();
+        read(file, Path::new("it.pth")).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn what_a_big_endian_machine_wrote_is_refused() {
+        let refused = refused(&[("it/data.pkl", &pickle("training.pth")), ("it/byteorder", b"big")]);
         assert!(refused.contains("a big-endian machine wrote it"), "{refused}");
+    }
+
+    /// They are no damage.
+    #[test]
+    fn what_is_long_or_compressed_is_to_be_saved_otherwise() {
+        let long = vec![b'N'; MAX_PICKLE as usize + 1];
+        let refused = refused(&[("it/data.pkl", &long)]);
+        assert!(refused.contains("save the weights alone") && !refused.contains("damaged"), "{refused}");
+
+        // The method of each entry's head, and of its line in the directory, is said to be another.
+        let mut bytes = std::fs::read(format!("{FIXTURES}/training.pth")).unwrap();
+        for (mark, at) in [(b"PK\x03\x04", 8), (b"PK\x01\x02", 10)] {
+            let found: Vec<usize> = (0..bytes.len() - 4).filter(|&start| bytes[start..].starts_with(mark)).collect();
+            found.into_iter().for_each(|start| bytes[start + at] = 8);
+        }
+        let mut file = tempfile::tempfile().unwrap();
+        std::io::Write::write_all(&mut file, &bytes).unwrap();
+        let refused = read(file, Path::new("it.pth")).unwrap_err().to_string();
+        assert!(refused.contains("it is compressed"), "{refused}");
+    }
+
+    /// As Python pickles 0x1950a86a20f9469cfc6c in protocols 2 to 5.
+    #[test]
+    fn files_of_earlier_versions_are_known_by_their_beginning() {
+        let number = b"\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.";
+        for protocol in 2..=5 {
+            let frame: &[u8] = if protocol < 4 { b"" } else { b"\x95\x0d\0\0\0\0\0\0\0" };
+            let whole = [&[0x80, protocol], frame, number].concat();
+            assert!(is_of_earlier_version(&whole[..9]), "{protocol}");
+        }
+        assert!(!is_of_earlier_version(b"\x80\x01\x8a\x0al\xfc\x9cF\xf9") && !is_of_earlier_version(b"\x80"));
     }
 
     #[test]
