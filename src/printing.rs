@@ -12,7 +12,7 @@ use unicode_width::UnicodeWidthStr;
 macro_rules! tell {
     ($stream:expr, $($part:tt)*) => {{
         use std::io::Write;
-        let _ = writeln!($stream, "{}", $crate::printing::printable(format_args!($($part)*)));
+        let _ = writeln!($stream, "{}", $crate::printing::shortened($crate::printing::printable(format_args!($($part)*))));
     }};
 }
 pub(crate) use tell;
@@ -80,6 +80,17 @@ fn is_direction(c: char) -> bool {
     matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
+/// How many characters of a line that is too long to be read are shown, of its beginning and of its end.
+const HALF: usize = 5_000;
+
+/// A line that is not a command's result, without its middle if it is too long, as names in files may have megabytes: what is
+/// wrong comes first, and the way out last.
+pub fn shortened(line: String) -> String {
+    let place_of = |character: Option<(usize, char)>| character.map_or(0, |(place, _)| place);
+    let (beginning, end) = (place_of(line.char_indices().nth(HALF)), place_of(line.char_indices().nth_back(HALF - 1)));
+    if 0 < beginning && beginning < end { format!("{} … {}", &line[..beginning], &line[end..]) } else { line }
+}
+
 /// A progress bar for this many steps, with a message after it; hidden unless standard error is a terminal.
 pub fn bar(steps: usize) -> ProgressBar {
     let bar = ProgressBar::with_draw_target(Some(steps as u64), ProgressDrawTarget::stderr_with_hz(4));
@@ -124,6 +135,16 @@ mod tests {
         let (heading, names) = column("class", ["漢字", "Größe 7", "a\tb", ""]);
         assert_eq!(heading, "class   ");
         assert_eq!(names, ["漢字    ", "Größe 7 ", "a\\u0009b", "        "].map(|name| name.to_owned()));
+    }
+
+    #[test]
+    fn a_line_is_short_enough_to_be_read() {
+        for length in [0, 1, HALF, 2 * HALF] {
+            assert_eq!(shortened("ä".repeat(length)), "ä".repeat(length));
+        }
+        assert_eq!(shortened("ä".repeat(2 * HALF + 1)).chars().filter(|&c| c == 'ä').count(), 2 * HALF);
+        let short = shortened(format!("error: {}: take another", "漢".repeat(1 << 20)));
+        assert!(short.starts_with("error: 漢") && short.ends_with("漢: take another") && short.len() < 8 * HALF);
     }
 
     #[test]

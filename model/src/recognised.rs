@@ -8,16 +8,21 @@ use crate::presets::{PRESETS, Preset};
 use crate::weights::{BESIDE_DENSE, HEAD};
 use tensor::{DType, Shape};
 
-/// What wrappers put before all names: DataParallel, torch.compile, and Lightning.
+/// What wrappers put before all names: DataParallel and AveragedModel, torch.compile, and Lightning.
 const WRAPPERS: [&str; 3] = ["module.", "_orig_mod.", "model."];
+/// What PyTorch's AveragedModel has beside the tensors of the model that it wraps.
+const AVERAGED: &str = "n_averaged";
 /// What programs for detection and segmentation put before the names of a backbone, beside which they have heads.
 const BACKBONE: &str = "backbone.";
 
 impl TensorFile {
-    /// A state_dict under its model's own names: without the `module.` (DataParallel), `_orig_mod.` (torch.compile) or
-    /// `model.` (Lightning) that stands before all names where the model was wrapped. Of a detector or segmenter, whose
-    /// backbone's names begin with `backbone.`, the backbone alone is taken.
+    /// A state_dict under its model's own names: without the `module.` (DataParallel, AveragedModel), `_orig_mod.`
+    /// (torch.compile) or `model.` (Lightning) that stands before all names where the model was wrapped. Of a detector or
+    /// segmenter, whose backbone's names begin with `backbone.`, the backbone alone is taken.
     pub fn unwrapped(mut self) -> Self {
+        if self.tensors.keys().all(|name| name == AVERAGED || name.starts_with("module.")) {
+            self.tensors.remove(AVERAGED);
+        }
         let wraps = |wrapper: &&str, file: &Self| file.tensors.keys().all(|name| name.starts_with(wrapper));
         while let Some(wrapper) = WRAPPERS.iter().find(|wrapper| !self.tensors.is_empty() && wraps(wrapper, &self)) {
             self.keep_within(wrapper);

@@ -44,6 +44,11 @@ fn weights_of_another_model() {
     let bias = "downsample_layers.0.0.bias";
     let [missing, surplus] = [format!("{bias} (12) is missing"), format!("{bias}.x (12) is not part of the model")];
     forward().refused(&[&missing, " more are missing", &surplus, " more are not part of it", "--model", "--set"]);
+    // Nor however long their names are.
+    let long = |(name, tensor)| (format!("{name}.{}", "x".repeat(1 << 20)), tensor);
+    wrong.tensors = right.tensors.clone().into_iter().take(5).map(long).collect();
+    wrong.write(&weights).unwrap();
+    forward().refused(&[&missing, "weights do not fit", "--model", "--set"]);
     let mut wrong = right.clone();
     wrong.tensors.insert("head.weight".into(), Tensor::full([7, 96], 1f32));
     wrong.tensors.insert("head.bias".into(), Tensor::full([7], 1f32));

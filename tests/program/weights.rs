@@ -5,7 +5,7 @@ use crate::common::samples::{self, Trained, of_one_epoch};
 use biformer::config::Changes;
 use biformer::data::Statistics;
 use biformer::model::{BiFormer, TensorFile};
-use biformer::tensor::DType;
+use biformer::tensor::{DType, Tensor};
 use biformer::trainer::Trainer;
 use biformer::trainer::stored::Stored;
 use std::fs;
@@ -209,6 +209,11 @@ fn what_wraps_a_model_in_pytorch_is_taken_off_its_names() {
     for wrapper in ["module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module.", "model.", "backbone."] {
         assert_eq!(eval(&|name| format!("{wrapper}{name}")).ok().out, plain, "{wrapper}");
     }
+    // As PyTorch's AveragedModel.
+    let tensors = weights.tensors.iter().map(|(name, tensor)| (format!("module.{name}"), tensor.clone()));
+    let tensors = tensors.chain([("n_averaged".to_owned(), Tensor::scalar(7u32))]).collect();
+    let averaged = TensorFile { tensors, ..TensorFile::default() }.unwrapped();
+    assert!(averaged.tensors.keys().eq(weights.tensors.keys()), "{averaged:?}");
     // One that is not before all names, or is not known, is seen in the error.
     eval(&|name| if name == "head.bias" { name.into() } else { format!("module.{name}") }).refused(&[
         "is missing",
