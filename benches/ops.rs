@@ -1,8 +1,9 @@
 //! Every operation of the registry, on all its cases, in f32: the forward pass alone, and forward and backward
 //! through the tape. An operation that is added to the registry is timed without another edit.
 //!
-//! All of them take some minutes: `cargo bench --bench ops`. One operation: `cargo bench --bench ops -- linear/`.
-//! All cores work; set RAYON_NUM_THREADS for fewer. Criterion keeps each figure, and shows by how much the next run differs.
+//! All of them take some minutes: `cargo bench --bench ops`. One operation: `cargo bench --bench ops -- linear/`. All
+//! cores work; set RAYON_NUM_THREADS for fewer. Criterion keeps each figure, and shows by how much the next run
+//! differs.
 
 use autograd::gradcheck::{backward, value};
 use criterion::{BenchmarkId, Criterion};

@@ -36,8 +36,8 @@ impl Head {
     }
 }
 
-/// A map (N, H, W, C) at another size, by bilinear interpolation as PyTorch's with `align_corners=False`: a product with
-/// a matrix for each of its sides, as `linear` is one with the last axis.
+/// A map (N, H, W, C) at another size, by bilinear interpolation as PyTorch's with `align_corners=False`: a product
+/// with a matrix for each of its sides, as `linear` is one with the last axis.
 fn enlarged<'t>(map: &Var<'t>, [height, width]: [usize; 2]) -> Result<Var<'t>> {
     let along = |axes: &[usize], map: &Var<'t>, to: usize| -> Result<Var<'t>> {
         let map = ops::contiguous(&ops::permute(map, axes)?)?;

@@ -40,8 +40,8 @@ impl Rule for Softplus {
     rule_fields!("softplus", x); // its name, and the tensors it keeps
 
     fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
-        // The slot is the memory for dx, and knows whether it already holds a gradient that this one must be added to. (A
-        // tensor that is there already, of dx's shape, would be handed over by `grads.give`.)
+        // The slot is the memory for dx, and knows whether it already holds a gradient that this one must be added to.
+        // (A tensor that is there already, of dx's shape, would be handed over by `grads.give`.)
         let mut slot = grads.open(0)?;
         match_float!(dy.dtype(), "softplus", T => {
             let (dy, x) = (dy.as_slice::<T>("softplus")?, self.x.as_slice::<T>("softplus")?);

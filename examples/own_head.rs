@@ -1,8 +1,8 @@
-//! A custom head on a BiFormer with pretrained weights: first trained alone, on a frozen backbone, and then together with
-//! the backbone.
+//! A custom head on a BiFormer with pretrained weights: first trained alone, on a frozen backbone, and then together
+//! with the backbone.
 //!
-//! The weights are those of a short run, made here. In practice they would be of a longer one on more images, or those of
-//! a file, as `biformer export` writes it or as they are published: `TensorFile::read(path)?`.
+//! The weights are those of a short run, made here. In practice they would be of a longer one on more images, or those
+//! of a file, as `biformer export` writes it or as they are published: `TensorFile::read(path)?`.
 //!
 //! `cargo run --release --example own_head`
 

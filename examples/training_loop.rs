@@ -1,7 +1,7 @@
 //! A training loop from the library's parts: data, model, loss, backward, AdamW, and a test at its end.
 //!
-//! What the program's trainer adds to this: a test after each epoch, checkpoints, micro-batches, tapes that keep less, a moving average,
-//! pictures, and the name of the operation where a loss became NaN.
+//! What the program's trainer adds to this: a test after each epoch, checkpoints, micro-batches, tapes that keep less,
+//! a moving average, pictures, and the name of the operation where a loss became NaN.
 //!
 //! `cargo run --release --example training_loop`
 

@@ -37,8 +37,8 @@ impl Locked {
         }
     }
 
-    /// Whether the locked folder, and the lock in it, are still at this path: it may have been moved in the meantime, and
-    /// another one made in its place; and once a lock file is removed, another process can lock a new one.
+    /// Whether the locked folder, and the lock in it, are still at this path: it may have been moved in the meantime,
+    /// and another one made in its place; and once a lock file is removed, another process can lock a new one.
     pub fn is_at(&self, path: &Path) -> bool {
         #[cfg(unix)]
         {

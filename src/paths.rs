@@ -50,8 +50,8 @@ pub fn rooted(source: &str) -> Result<String> {
     if source == "embedded" { Ok(source.to_owned()) } else { absolute("data", source) }
 }
 
-/// What a setting names as an absolute path, so that it is valid from any working folder. Nothing stays nothing. Errors:
-/// a `~` that no shell has expanded, a working folder that is missing or whose name is no UTF-8 text.
+/// What a setting names as an absolute path, so that it is valid from any working folder. Nothing stays nothing.
+/// Errors: a `~` that no shell has expanded, a working folder that is missing or whose name is no UTF-8 text.
 pub fn absolute(setting: &str, source: &str) -> Result<String> {
     let path = Path::new(source);
     if source.is_empty() || path.is_absolute() {
@@ -83,8 +83,8 @@ pub fn is_same_source(one: &str, other: &str) -> bool {
     one == other || place(one).is_some_and(|one| place(other) == Some(one))
 }
 
-/// The error of what is read at a path, which begins with its role: `data pictures is missing`. Most errors name the path
-/// first, and it is not said twice. `whose` is appended to it.
+/// The error of what is read at a path, which begins with its role: `data pictures is missing`. Most errors name the
+/// path first, and it is not said twice. `whose` is appended to it.
 pub fn error_of(role: &str, path: &str, whose: &str, error: impl Into<Error>) -> Error {
     let said = format!("{:#}", error.into());
     match said.strip_prefix(path).filter(|rest| rest.starts_with([' ', ':'])) {
@@ -113,8 +113,8 @@ pub fn ensure_regular(path: &Path) -> Result<()> {
     }
 }
 
-/// A path quoted as one word of a shell command, which is not taken for an option. On Windows, paths contain backslashes,
-/// which some shells take for something else unless they are quoted, and cannot contain quotation marks.
+/// A path quoted as one word of a shell command, which is not taken for an option. On Windows, paths contain
+/// backslashes, which some shells take for something else unless they are quoted, and cannot contain quotation marks.
 pub fn quoted(path: impl Display) -> String {
     let mut text = path.to_string();
     if text.starts_with('-') {

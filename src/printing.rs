@@ -12,7 +12,8 @@ use unicode_width::UnicodeWidthStr;
 macro_rules! tell {
     ($stream:expr, $($part:tt)*) => {{
         use std::io::Write;
-        let _ = writeln!($stream, "{}", $crate::printing::shortened($crate::printing::printable(format_args!($($part)*))));
+        let line = $crate::printing::printable(format_args!($($part)*));
+        let _ = writeln!($stream, "{}", $crate::printing::shortened(line));
     }};
 }
 pub(crate) use tell;
@@ -83,8 +84,8 @@ fn is_direction(c: char) -> bool {
 /// How many characters of a line that is too long to be read are shown, of its beginning and of its end.
 const HALF: usize = 5_000;
 
-/// A line that is not a command's result, without its middle if it is too long, as names in files may have megabytes: what is
-/// wrong comes first, and the way out last.
+/// A line that is not a command's result, without its middle if it is too long, as names in files may have megabytes:
+/// what is wrong comes first, and the way out last.
 pub fn shortened(line: String) -> String {
     let place_of = |character: Option<(usize, char)>| character.map_or(0, |(place, _)| place);
     let (beginning, end) = (place_of(line.char_indices().nth(HALF)), place_of(line.char_indices().nth_back(HALF - 1)));

@@ -55,7 +55,8 @@ fn in_precision(precision: Precision) {
     let cleared: Vec<usize> = alone.windows(2).map(|pair| pair[1].cleared - pair[0].cleared).collect();
     assert_eq!(cleared, [routes; STEPS - 1], "bytes cleared in each step");
 
-    // More threads work on more pieces at once; but again all of it in the first step, whichever thread gets which task.
+    // More threads work on more pieces at once; but again all of it in the first step, whichever thread gets which
+    // task.
     let both = steps(2);
     let asked = allocations(&both);
     assert_eq!(asked[1..], [asked[0]; STEPS - 1], "system allocations after each step of two threads");

@@ -1,6 +1,7 @@
-//! The bits of short training runs, as they were recorded: the same on every machine with an instruction set,
-//! whatever its system. Who changes how something is rounded records them anew: `UPDATE=1 cargo test --release --test bits` writes
-//! `tests/fixtures/bits.txt`. The lines of instruction sets that the machine lacks stay as they are, and may then be wrong.
+//! The bits of short training runs, as they were recorded: the same on every machine with an instruction set, whatever
+//! its system. Who changes how something is rounded records them anew: `UPDATE=1 cargo test --release --test bits`
+//! writes `tests/fixtures/bits.txt`. The lines of instruction sets that the machine lacks stay as they are, and may
+//! then be wrong.
 
 mod common;
 
@@ -14,7 +15,8 @@ use std::path::Path;
 
 const RECORD: &str = "tests/fixtures/bits.txt";
 
-/// Of everything that a run computes from its data and its seed: weights, moments, average, and what the epochs reached.
+/// Of everything that a run computes from its data and its seed: weights, moments, average, and what the epochs
+/// reached.
 fn bits(run: &Path) -> u64 {
     let checkpoint = fs::read(run.join("checkpoint.safetensors")).unwrap();
     // The header says where things are, the paths among them.

@@ -1,5 +1,5 @@
-//! What the documentation says is so: the tables of operations and of the configuration are those of the source, command
-//! lines and the README's configuration are understood, and every link leads somewhere.
+//! What the documentation says is so: the tables of operations and of the configuration are those of the source,
+//! command lines and the README's configuration are understood, and every link leads somewhere.
 
 use autograd::{Tape, Var};
 use biformer::commands::Cli;
@@ -101,7 +101,8 @@ fn the_table_of_operations_is_the_registrys() {
 
 // ---- The table of a configuration's fields ----
 
-/// What a struct's public fields, or an enum's variants, are called, of what type they are, and what their comments say.
+/// What a struct's public fields, or an enum's variants, are called, of what type they are, and what their comments
+/// say.
 fn documented(source: &str, item: &str) -> Vec<(String, String, String)> {
     let opening = [format!("pub struct {item} {{"), format!("pub enum {item} {{")];
     let start = opening.iter().find_map(|opening| source.find(opening.as_str()));

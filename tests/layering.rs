@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use toml::{Table, Value};
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
@@ -104,26 +104,41 @@ fn an_operation_is_a_folder_with_all_that_belongs_to_it() {
     assert_eq!(folders, registered, "folders in ops/src, and operations in the registry");
 }
 
-#[test]
-fn no_file_is_two_rooms() {
-    fn long(folder: &Path, found: &mut Vec<String>) {
+/// The Rust files of all crates, with their text.
+fn sources() -> Vec<(PathBuf, String)> {
+    fn gather(folder: &Path, found: &mut Vec<(PathBuf, String)>) {
         for path in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
             if path.is_dir() {
-                long(&path, found);
+                gather(&path, found);
             } else if path.extension().is_some_and(|end| end == "rs") {
-                let lines = fs::read_to_string(&path).unwrap().lines().count();
-                if lines > 440 {
-                    found.push(format!("{} has {lines} lines", path.display()));
-                }
+                let text = fs::read_to_string(&path).unwrap();
+                found.push((path, text));
             }
         }
     }
     let mut found = vec![];
     let crates = MAY_KNOW.map(|(krate, _)| Path::new(ROOT).join(krate));
-    crates
-        .iter()
-        .flat_map(|krate| ["src", "tests"].map(|part| krate.join(part)))
-        .filter(|path| path.is_dir())
-        .for_each(|path| long(&path, &mut found));
-    assert!(found.is_empty(), "about 400 lines are enough for a file: {found:?}");
+    let parts = crates.iter().flat_map(|krate| ["src", "tests", "benches", "examples"].map(|part| krate.join(part)));
+    parts.filter(|path| path.is_dir()).for_each(|path| gather(&path, &mut found));
+    found
+}
+
+#[test]
+fn no_file_is_two_rooms() {
+    for (path, text) in sources() {
+        let lines = text.lines().count();
+        assert!(lines <= 440, "about 400 lines are enough for a file: {} has {lines}", path.display());
+    }
+}
+
+/// rustfmt leaves them as they are. (Rows of tables cannot be broken.)
+#[test]
+fn comments_are_no_wider_than_code() {
+    for (path, text) in sources() {
+        for (number, line) in text.lines().enumerate() {
+            let comment = line.trim_start().strip_prefix("//").map(|rest| rest.trim_start_matches(['/', '!', ' ']));
+            let wide = comment.is_some_and(|comment| !comment.starts_with('|')) && line.chars().count() > 120;
+            assert!(!wide, "{}:{}: a comment of more than 120 characters", path.display(), number + 1);
+        }
+    }
 }

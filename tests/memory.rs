@@ -151,7 +151,8 @@ fn a_trained_model_refuses_images_that_cannot_fit() {
     refused(&["eval", "--checkpoint", text(&run), "--data", text(&data)]);
 }
 
-/// Soft routing gathers regions times regions, which one image may have no room for: it is not tried in order to measure it.
+/// Soft routing gathers regions times regions, which one image may have no room for: it is not tried in order to
+/// measure it.
 #[test]
 fn what_soft_routing_gathers_is_counted_before_it_is_measured() {
     let soft = ["--batch-size", "1", "--set", "n_win=64", "auto_pad=true", "topks=4096,4096,4096", "soft_routing=true"];

@@ -161,8 +161,8 @@ fn a_run_goes_on_after_its_gpu_has_failed() {
     assert_same_run("after a fault", &folder.join("whole"), &folder.join("parts"));
 }
 
-/// Where kernels run as soon as they are asked for, as the first ones do, before any waits for work aside, cuBLASLt is now
-/// and then the first to be told of a fault.
+/// Where kernels run as soon as they are asked for, as the first ones do, before any waits for work aside, cuBLASLt is
+/// now and then the first to be told of a fault.
 #[test]
 fn a_fault_is_that_of_the_gpu_whoever_is_told() {
     let Some(standin) = Standin::compiled() else { return };

@@ -17,9 +17,9 @@ impl Tape {
     ///
     /// After an error, or a panic of a rule, `gradients` holds none: the step has to begin anew.
     ///
-    /// Errors: [`tensor::Error::Shape`] unless the loss has one element; [`Error::ForeignVar`] if it is of another tape,
-    /// [`Error::NotRecorded`] if nothing that was recorded leads to it, [`Error::BareParameter`] if it is a parameter
-    /// itself; [`Error::Walked`] the second time; [`Error::ForeignGradients`], [`Error::TwoModels`];
+    /// Errors: [`tensor::Error::Shape`] unless the loss has one element; [`Error::ForeignVar`] if it is of another
+    /// tape, [`Error::NotRecorded`] if nothing that was recorded leads to it, [`Error::BareParameter`] if it is a
+    /// parameter itself; [`Error::Walked`] the second time; [`Error::ForeignGradients`], [`Error::TwoModels`];
     /// [`tensor::Error::Shared`] while a view of the gradients lives; [`Error::MissingGradient`], [`Error::Recompute`]
     /// and other failures of rules.
     pub fn backward(&self, loss: &Var<'_>, gradients: &mut Gradients) -> Result<()> {
@@ -149,8 +149,8 @@ fn target(number: usize, node: &Node) -> Target {
 }
 
 /// The work that a backward rule is about to do: the multiply-adds of the wanted gradients, and the bytes of all
-/// tensors read (the upstream gradient and what the operation saved) or written. Zero for a [frame](Rule::is_frame), whose
-/// parts are profiled one by one.
+/// tensors read (the upstream gradient and what the operation saved) or written. Zero for a [frame](Rule::is_frame),
+/// whose parts are profiled one by one.
 fn work(rule: &dyn Rule, upstream: &Tensor, targets: &[Option<Target>]) -> (u64, usize) {
     if rule.is_frame() {
         return (0, 0);

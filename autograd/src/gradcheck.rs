@@ -61,8 +61,8 @@ pub fn backward_on(
 
 /// The step of differences of an operation: neither truncation nor rounding comes near the 1e-6 that checks allow.
 const STEP: f64 = 1e-3;
-/// That of differences of a model, whose loss is curved more: of one with drop-path, truncation was 1.6e-7 of the largest
-/// gradient with a step of 1e-3, and 2e-11 with this.
+/// That of differences of a model, whose loss is curved more: of one with drop-path, truncation was 1.6e-7 of the
+/// largest gradient with a step of 1e-3, and 2e-11 with this.
 const STEP_OF_MODEL: f64 = 1e-4;
 
 /// The derivative of a function at 0 by four-point central differences, whose error falls with the fourth power of the
@@ -96,12 +96,13 @@ pub fn difference(f: &dyn Function, inputs: &[Tensor], upstream: &[f64], input: 
     })
 }
 
-/// The derivative of a loss with respect to one element of a parameter in f64, in the same way, with a tenth of the step:
-/// for modules and whole models, whose parameters are no inputs. `loss` computes it anew from the parameters that it is
-/// given.
+/// The derivative of a loss with respect to one element of a parameter in f64, in the same way, with a tenth of the
+/// step: for modules and whole models, whose parameters are no inputs. `loss` computes it anew from the parameters that
+/// it is given.
 ///
-/// Errors: those of `loss`; [`tensor::Error::OutOfRange`], [`tensor::Error::DType`]; [`tensor::Error::Shared`] if something
-/// looks at the parameters, or still does when `loss` has returned. Otherwise they are afterwards as they were.
+/// Errors: those of `loss`; [`tensor::Error::OutOfRange`], [`tensor::Error::DType`]; [`tensor::Error::Shared`] if
+/// something looks at the parameters, or still does when `loss` has returned. Otherwise they are afterwards as they
+/// were.
 pub fn difference_of_parameter<E: From<Error>>(
     parameters: &mut Parameters,
     id: ParamId,

@@ -58,8 +58,8 @@ impl Gradients {
         self.inputs.clear();
     }
 
-    /// Ends the step, as an optimiser does: these gradients can still be read, but no other step can be made along them, and
-    /// the next backward pass begins a new one.
+    /// Ends the step, as an optimiser does: these gradients can still be read, but no other step can be made along
+    /// them, and the next backward pass begins a new one.
     pub fn end_step(&mut self) {
         self.ended = true;
     }
@@ -85,9 +85,10 @@ impl Gradients {
     }
 
     /// All parameters' gradients, (layout length), to be changed between the backward pass and the optimiser: by noise,
-    /// by the gradients of another thread's pass. What lies between parameters must stay zero, and so must the gradients
-    /// of frozen ones, or the optimiser would move them. None if there are no parameters. Errors:
-    /// [`tensor::Error::Shared`] while views of them live; [`tensor::Error::DType`]; [`tensor::Error::Device`] on a GPU.
+    /// by the gradients of another thread's pass. What lies between parameters must stay zero, and so must the
+    /// gradients of frozen ones, or the optimiser would move them. None if there are no parameters. Errors:
+    /// [`tensor::Error::Shared`] while views of them live; [`tensor::Error::DType`]; [`tensor::Error::Device`] on a
+    /// GPU.
     pub fn flat_mut<T: Element>(&mut self) -> Result<Option<&mut [T]>> {
         Ok(self.flat.as_mut().map(|flat| flat.values.as_mut_slice("gradients")).transpose()?)
     }
@@ -100,8 +101,8 @@ impl Gradients {
         }
     }
 
-    /// [`Error::Unreached`] when the loss does not depend on some parameter that is not frozen; [`Error::NoBackward`] when
-    /// no parameter has a gradient of this step: most likely there was no backward pass.
+    /// [`Error::Unreached`] when the loss does not depend on some parameter that is not frozen; [`Error::NoBackward`]
+    /// when no parameter has a gradient of this step: most likely there was no backward pass.
     pub fn require_all(&self) -> Result<()> {
         if self.ended {
             return Err(Error::NoBackward);

@@ -109,12 +109,12 @@ impl Slot<'_> {
     }
 
     /// Lets a GPU write gradients [aside](cuda::Gpu::aside), if they are parameters': nobody reads those before the
-    /// backward pass is over. Other gradients are written at once. `write` is given their places. Errors: those of `write`,
-    /// and [`tensor::Error::Gpu`].
+    /// backward pass is over. Other gradients are written at once. `write` is given their places. Errors: those of
+    /// `write`, and [`tensor::Error::Gpu`].
     ///
     /// # Safety
-    /// All tensors that `write` reads, and that somebody else could drop or change meanwhile, must be in `reads`; and it
-    /// may write to these places alone, and to tensors that it makes and drops itself.
+    /// All tensors that `write` reads, and that somebody else could drop or change meanwhile, must be in `reads`; and
+    /// it may write to these places alone, and to tensors that it makes and drops itself.
     #[allow(unsafe_code)]
     pub unsafe fn write_aside<const N: usize>(
         mut slots: [&mut Slot<'_>; N],
@@ -130,8 +130,8 @@ impl Slot<'_> {
         if !of_parameters {
             return write(outs);
         }
-        // SAFETY: the caller's promise; and the places are in the parameters' gradients, which the walk borrows until it
-        // has joined what is aside.
+        // SAFETY: the caller's promise; and the places are in the parameters' gradients, which the walk borrows until
+        // it has joined what is aside.
         unsafe { gpu.aside(reads, || write(outs)) }
     }
 }
@@ -152,8 +152,8 @@ impl<'s, 'a> InputGrads<'s, 'a> {
         self.targets.get(input).is_some_and(Option::is_some)
     }
 
-    /// Takes the memory for an input's gradient, in the input's shape, contiguous. Where the operation was recorded with
-    /// fewer inputs, such as without a bias, or `input` is `None`, it is as if the gradient were not wanted.
+    /// Takes the memory for an input's gradient, in the input's shape, contiguous. Where the operation was recorded
+    /// with fewer inputs, such as without a bias, or `input` is `None`, it is as if the gradient were not wanted.
     /// Errors: those of [`Tensor::empty_on`] and [`Tensor::duplicate`].
     pub fn open(&mut self, input: impl Into<Option<usize>>) -> Result<Slot<'a>> {
         let input = input.into().unwrap_or(usize::MAX);
@@ -176,8 +176,8 @@ impl<'s, 'a> InputGrads<'s, 'a> {
         })
     }
 
-    /// As [`open`](Self::open), for a kernel that writes a gradient of this type: on a GPU that of a parameter which was
-    /// rounded to bf16 comes in bf16, and is [given](Self::give) when the rule is done.
+    /// As [`open`](Self::open), for a kernel that writes a gradient of this type: on a GPU that of a parameter which
+    /// was rounded to bf16 comes in bf16, and is [given](Self::give) when the rule is done.
     pub fn open_in(&mut self, input: usize, dtype: DType) -> Result<Slot<'a>> {
         match self.targets.get(input) {
             Some(Some(target)) if self.device != Device::Cpu && target.is_rounded_in(dtype) => {

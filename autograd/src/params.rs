@@ -174,8 +174,8 @@ impl ParametersBuilder {
     }
 
     /// Lays all parameters out in one buffer of type `dtype` (f32 or f64), several at a time. Errors:
-    /// [`tensor::Error::DType`]; [`tensor::Error::Argument`] if no buffer could hold them. Panics if a parameter has too few
-    /// or too many values.
+    /// [`tensor::Error::DType`]; [`tensor::Error::Argument`] if no buffer could hold them. Panics if a parameter has
+    /// too few or too many values.
     pub fn build(self, dtype: DType) -> Result<Parameters> {
         let per_line = ALIGNMENT / dtype.size();
         let (mut entries, values): (Vec<_>, Vec<_>) = self.entries.into_iter().unzip();
@@ -238,8 +238,8 @@ impl Parameters {
         Ok(self.values.as_mut_slice("parameters")?)
     }
 
-    /// The flat buffer on any device, to be written by a kernel. A tensor put in its place must have its length and type, or
-    /// later uses panic.
+    /// The flat buffer on any device, to be written by a kernel. A tensor put in its place must have its length and
+    /// type, or later uses panic.
     pub fn flat_tensor_mut(&mut self) -> &mut Tensor {
         &mut self.values
     }
@@ -283,8 +283,8 @@ impl Parameters {
     }
 
     /// The same values in another floating-point type: bf16 weights, for instance, for layers whose activations stay in
-    /// the layout's type, or on a GPU are bf16, too. (Gradients stay in the layout's type.) After a cast between f32 and
-    /// f64 a forward pass works, but a backward pass fails with [`tensor::Error::DType`].
+    /// the layout's type, or on a GPU are bf16, too. (Gradients stay in the layout's type.) After a cast between f32
+    /// and f64 a forward pass works, but a backward pass fails with [`tensor::Error::DType`].
     pub fn cast(&self, dtype: DType) -> Result<Parameters> {
         Ok(Parameters { owner: self.owner.clone(), values: self.values.cast(dtype)? })
     }

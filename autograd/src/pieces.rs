@@ -33,10 +33,10 @@ impl Tape {
     /// `work` must not wait for a lock across a call into the library: a thread that waits there for others may begin
     /// another piece in the meantime, and wait for itself.
     ///
-    /// Errors: those of `work`, from the first piece that fails; [`Error::ForeignVar`]. On the CPU (a GPU has a single piece)
-    /// [`tensor::Error::Shape`] if a piece's value does not have as many samples as the piece, and
-    /// [`tensor::Error::NotContiguous`] if it is a view that is not contiguous; [`tensor::Error::Axis`] for an x without
-    /// axes.
+    /// Errors: those of `work`, from the first piece that fails; [`Error::ForeignVar`]. On the CPU (a GPU has a single
+    /// piece) [`tensor::Error::Shape`] if a piece's value does not have as many samples as the piece, and
+    /// [`tensor::Error::NotContiguous`] if it is a view that is not contiguous; [`tensor::Error::Axis`] for an x
+    /// without axes.
     pub fn in_pieces<'t, S: Send, E: From<Error> + Send>(
         &'t self,
         x: &Var<'t>,

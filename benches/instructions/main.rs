@@ -2,8 +2,8 @@
 //! busy machine, so a slowdown shows in the change that causes it.
 //!
 //! `cargo bench --bench instructions` runs the kernels under valgrind and fails where one takes over 10 % more than
-//! `benches/instructions/recorded.json` says. `UPDATE=1 cargo bench --bench instructions` writes that file. Valgrind knows no
-//! AVX-512: what is counted is the path for AVX2.
+//! `benches/instructions/recorded.json` says. `UPDATE=1 cargo bench --bench instructions` writes that file. Valgrind
+//! knows no AVX-512: what is counted is the path for AVX2.
 //!
 //! Where there is no valgrind it says so and succeeds, unless REQUIRE_VALGRIND is set.
 

@@ -65,8 +65,8 @@ impl Format {
 
     /// Reads one split from the folder with the files.
     ///
-    /// Errors: [`Error::Missing`], [`Error::Truncated`], [`Error::Label`], [`Error::Unsupported`] or [`Error::Io`], with
-    /// the file and, where there is one, the record; [`Error::Lacking`] for other splits than train and test.
+    /// Errors: [`Error::Missing`], [`Error::Truncated`], [`Error::Label`], [`Error::Unsupported`] or [`Error::Io`],
+    /// with the file and, where there is one, the record; [`Error::Lacking`] for other splits than train and test.
     pub(crate) fn open(&self, folder: &Path, split: Split) -> Result<InMemory> {
         let files = match split {
             Split::Train => self.train,

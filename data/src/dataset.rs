@@ -99,9 +99,9 @@ pub trait Dataset: Send + Sync {
 
     /// The sample `index`, the same one each time.
     ///
-    /// A loader calls it from several threads. It must not wait for a lock across a call that computes in parallel, with
-    /// rayon or in this library: a thread that waits there for others may ask for another sample in the meantime, and
-    /// wait for itself.
+    /// A loader calls it from several threads. It must not wait for a lock across a call that computes in parallel,
+    /// with rayon or in this library: a thread that waits there for others may ask for another sample in the meantime,
+    /// and wait for itself.
     ///
     /// Errors: [`Error::Index`] if `index` is not below [`len`](Self::len); for images that are decoded on request,
     /// those of [`load_image`](crate::load_image). A loader ends the epoch with [`Error::Index`], [`Error::Label`] and

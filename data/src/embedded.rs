@@ -22,7 +22,8 @@ macro_rules! asset {
 
 /// Unpacks one split (some 50 ms for the training images).
 ///
-/// Errors: [`Error::Lacking`] for other splits than train and test; those of a damaged asset, but the tests show that there are none.
+/// Errors: [`Error::Lacking`] for other splits than train and test; those of a damaged asset, but the tests show that
+/// there are none.
 pub fn open(split: Split) -> Result<InMemory> {
     let (sheet, labels, file): (&[u8], &[u8], _) = match split {
         Split::Train => (asset!("train.png"), asset!("train.labels.txt"), "embedded train.png"),

@@ -227,8 +227,8 @@ fn lacks_resources(cause: &io::Error) -> bool {
 }
 
 impl Error {
-    /// Whether it is the fault of an image, in whose place another one may be shown. Where there is too little memory it
-    /// is not: what a run learns from may not depend on how busy the machine is.
+    /// Whether it is the fault of an image, in whose place another one may be shown. Where there is too little memory
+    /// it is not: what a run learns from may not depend on how busy the machine is.
     pub fn is_of_image(&self) -> bool {
         match self {
             Self::Label { .. } | Self::Index { .. } | Self::Other(_) | Self::Worker(_) => false,

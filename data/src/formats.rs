@@ -8,8 +8,9 @@ use image::ImageFormat;
 
 use crate::tiff;
 
-/// The most parts before the pixels: segments of a JPEG, or texts and profiles of a PNG. Decoders keep each by itself, which
-/// for small ones takes several times the memory of what is in them. A file of the largest size has fewer that are full.
+/// The most parts before the pixels: segments of a JPEG, or texts and profiles of a PNG. Decoders keep each by itself,
+/// which for small ones takes several times the memory of what is in them. A file of the largest size has fewer that
+/// are full.
 const MOST_PARTS: usize = 10_000;
 pub(crate) const TOO_MANY_PARTS: &str = "its metadata are in more parts than are read: save it without them";
 
@@ -41,8 +42,8 @@ pub(crate) fn refusal(bytes: &[u8]) -> Option<&'static str> {
     is_big_tiff.then_some("it is a BigTIFF: save it as a TIFF")
 }
 
-/// How much memory a decoder may ask for to read a file's head, in bytes, if its limit is `allowed`. (That of JPEG keeps
-/// its copy of the file while it decodes; by then it is no longer among what is free.)
+/// How much memory a decoder may ask for to read a file's head, in bytes, if its limit is `allowed`. (That of JPEG
+/// keeps its copy of the file while it decodes; by then it is no longer among what is free.)
 pub(crate) fn memory_of_head(format: Option<ImageFormat>, bytes: &[u8], allowed: u64) -> u64 {
     match format {
         // The whole file, which it copies.
@@ -146,13 +147,13 @@ fn is_animated(bytes: &[u8]) -> bool {
     bytes.get(12..16) == Some(b"VP8X") && bytes.get(20).is_some_and(|flags| flags & ANIMATION != 0)
 }
 
-/// What is held of a WebP picture of so many pixels while it is decoded. A frame may be larger than the file's head says,
-/// which the decoder notices only when it has taken the memory.
+/// What is held of a WebP picture of so many pixels while it is decoded. A frame may be larger than the file's head
+/// says, which the decoder notices only when it has taken the memory.
 fn memory_of_webp(bytes: &[u8], pixels: u64) -> u64 {
     let (mut largest, mut each) = (pixels, 0);
     chunks(bytes, |name, chunk| {
-        // A byte and a half of luminance and colours; four of a picture without losses; with transparency, both, its own
-        // byte, and half a byte of tables.
+        // A byte and a half of luminance and colours; four of a picture without losses; with transparency, both, its
+        // own byte, and half a byte of tables.
         each = each.max(match name {
             b"ALPH" => 7,
             b"VP8L" => 5,

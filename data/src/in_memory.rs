@@ -31,8 +31,8 @@ impl fmt::Debug for InMemory {
 impl InMemory {
     /// The data set with these `pixels`, (N, side, side, 3), and `labels`, (N).
     ///
-    /// Errors: [`Error::Setting`] where `side` is 0, the numbers of pixels and labels do not belong together, or a label
-    /// names no class.
+    /// Errors: [`Error::Setting`] where `side` is 0, the numbers of pixels and labels do not belong together, or a
+    /// label names no class.
     pub fn new(
         name: impl Into<String>,
         classes: Vec<String>,

@@ -15,8 +15,8 @@ const EXTENSIONS: [&str; 14] =
     ["png", "jpg", "jpeg", "jpe", "jfif", "webp", "bmp", "tif", "tiff", "ppm", "pgm", "pbm", "pam", "pnm"];
 /// How many extensions a message lists.
 const LISTED: usize = 5;
-/// Folders of file systems, which most users cannot read; of Synology's, with small copies of each image; and of ZIP files
-/// made by macOS, with what it knows of each file.
+/// Folders of file systems, which most users cannot read; of Synology's, with small copies of each image; and of ZIP
+/// files made by macOS, with what it knows of each file.
 const OF_THE_SYSTEM: [&str; 5] = ["lost+found", "System Volume Information", "$RECYCLE.BIN", "@eaDir", "__MACOSX"];
 
 /// The files below a folder that are not hidden.

@@ -45,8 +45,8 @@ pub struct LoaderConfig {
     /// How many undecodable images are tolerated per epoch (or the part of it that is run) before
     /// [`Error::TooManyBadImages`].
     pub max_bad_images: usize,
-    /// From an image to its floats. By its [augmentation](Transform::augmentation), if it has one, the loader also repeats,
-    /// balances and mixes samples.
+    /// From an image to its floats. By its [augmentation](Transform::augmentation), if it has one, the loader also
+    /// repeats, balances and mixes samples.
     pub transform: Transform,
     /// The micro-batches that a batch is cut into, above 0. Each is mixed by itself; the repeats of a sample are spread
     /// over them, like cards that are dealt.
@@ -107,8 +107,9 @@ impl Loader {
     /// A loader of `dataset`. No thread starts before [`epoch`](Self::epoch).
     ///
     /// Errors: [`Error::Setting`] where the batch size is 0 or takes more than 8 GiB, an epoch would have no batch,
-    /// batches are to be cut into 0 parts, the smoothing is out of its range, the data set's [`labels`](Dataset::labels)
-    /// are not one of its classes for each sample, or classes are to be balanced and it does not know its labels.
+    /// batches are to be cut into 0 parts, the smoothing is out of its range, the data set's
+    /// [`labels`](Dataset::labels) are not one of its classes for each sample, or classes are to be balanced and it
+    /// does not know its labels.
     pub fn new(dataset: Arc<dyn Dataset>, config: LoaderConfig) -> Result<Self> {
         let LoaderConfig { batch_size, drop_last, parts, smoothing, .. } = config;
         let (len, size) = (dataset.len(), config.transform.size());

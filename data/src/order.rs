@@ -16,7 +16,8 @@ pub(crate) struct Showing {
     pub before: usize,
 }
 
-/// The order of an epoch of a data set of `len` samples. The `labels` of all of them are needed where classes are balanced.
+/// The order of an epoch of a data set of `len` samples. The `labels` of all of them are needed where classes are
+/// balanced.
 pub(crate) fn order(config: &LoaderConfig, epoch: u64, len: usize, labels: &[u32]) -> Vec<Showing> {
     let LoaderConfig { batch_size, seed, shuffle, parts, .. } = *config;
     let (repeats, balance) =
@@ -62,8 +63,8 @@ fn balanced(labels: &[u32], balance: f64, random: &mut Sequence) -> Vec<usize> {
     random.permutation(drawn.len()).into_iter().map(|place| drawn[place]).collect()
 }
 
-/// A batch dealt like cards, so that showings of a sample go to different parts: first what the first part gets, then what the
-/// second gets, ...
+/// A batch dealt like cards, so that showings of a sample go to different parts: first what the first part gets, then
+/// what the second gets, ...
 fn deal(batch: &[Showing], parts: usize) -> impl Iterator<Item = Showing> {
     let parts = parts.min(batch.len());
     (0..parts).flat_map(move |part| batch.iter().skip(part).step_by(parts).copied())

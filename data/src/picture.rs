@@ -110,8 +110,8 @@ impl std::fmt::Debug for Image {
 /// that would decode to more than 512 MiB, is refused before the memory is taken.
 ///
 /// Errors: [`Error::Missing`], [`Error::Io`] (also where there is too little memory, of kind
-/// [`OutOfMemory`](ErrorKind::OutOfMemory)), [`Error::Unsupported`] (not a regular file), or [`Error::Undecodable`] (also
-/// for a JPEG or WebP that ends early, and for an animation), each with the path.
+/// [`OutOfMemory`](ErrorKind::OutOfMemory)), [`Error::Unsupported`] (not a regular file), or [`Error::Undecodable`]
+/// (also for a JPEG or WebP that ends early, and for an animation), each with the path.
 pub fn load_image(path: impl AsRef<Path>) -> Result<Image> {
     let path = path.as_ref();
     decode_image(&read_file(path, MAX_FILE, "an image file")?, path)
@@ -135,8 +135,8 @@ pub fn size_of_image(path: &Path) -> Option<[usize; 2]> {
     size.ok().flatten().map(|(width, height)| [height as usize, width as usize])
 }
 
-/// Reads a regular file of at most `limit` bytes. A pipe or a device would block or never end, so it is refused. So might
-/// a file of /proc, which says that it has no bytes: nothing is read of one that does.
+/// Reads a regular file of at most `limit` bytes. A pipe or a device would block or never end, so it is refused. So
+/// might a file of /proc, which says that it has no bytes: nothing is read of one that does.
 pub(crate) fn read_file(path: &Path, limit: u64, looked_for: &str) -> Result<Vec<u8>> {
     let metadata = fs::metadata(path).map_err(|cause| match cause.kind() {
         ErrorKind::NotFound => Error::Missing {
@@ -263,8 +263,8 @@ fn pixels(bytes: &[u8]) -> std::result::Result<RgbImage, Refusal> {
     Ok(decoded.into_rgb8())
 }
 
-/// How a picture is to be turned. Some programs (Pillow up to version 9.2) begin the EXIF data of a PNG or WebP as those
-/// of a JPEG begin, which is more than the decoder takes.
+/// How a picture is to be turned. Some programs (Pillow up to version 9.2) begin the EXIF data of a PNG or WebP as
+/// those of a JPEG begin, which is more than the decoder takes.
 fn orientation(decoder: &mut impl ImageDecoder) -> Orientation {
     let exif = decoder.exif_metadata().ok().flatten();
     let tiff = exif.as_ref().and_then(|exif| exif.strip_prefix(b"Exif\0\0"));
@@ -288,8 +288,8 @@ fn room_for(bytes: u64) -> Option<Taken<'static>> {
     ROOM.take(bytes, || is_granted(bytes), free_bytes)
 }
 
-/// Whether the system grants this many bytes (which may be more than there are): if not, decoders would end the program.
-/// Small amounts are taken to be granted.
+/// Whether the system grants this many bytes (which may be more than there are): if not, decoders would end the
+/// program. Small amounts are taken to be granted.
 fn is_granted(bytes: u64) -> bool {
     const FEW: u64 = 1 << 20;
     bytes <= FEW || usize::try_from(bytes).is_ok_and(|bytes| reserve(&mut Vec::<u8>::new(), bytes).is_ok())

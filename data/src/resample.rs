@@ -1,11 +1,11 @@
-//! Resizing with antialiasing, as Pillow does it up to version 12, to the bit: the published weights were trained on what
-//! it makes, and measured on it.
+//! Resizing with antialiasing, as Pillow does it up to version 12, to the bit: the published weights were trained on
+//! what it makes, and measured on it.
 //!
-//! Every output pixel is a weighted mean of the input pixels that its filter covers. Along one axis, with
-//! `scale = input / output` and `stretch = max(scale, 1)` (so that a reduction covers all of the input), output pixel `o`
-//! lies at `c = (o + 1/2) scale` and gives input pixel `i` the weight `k((i + 1/2 - c) / stretch)`; weights are normalised to
-//! sum to 1, and rounded to whole multiples of 2^-22. Rows are resized first, and rounded to bytes; then columns. (Pillow 13
-//! goes the other way where that is quicker; up to 12 it did not, and the weights are older.)
+//! Every output pixel is a weighted mean of the input pixels that its filter covers. Along one axis, with `scale =
+//! input / output` and `stretch = max(scale, 1)` (so that a reduction covers all of the input), output pixel `o` lies
+//! at `c = (o + 1/2) scale` and gives input pixel `i` the weight `k((i + 1/2 - c) / stretch)`; weights are normalised
+//! to sum to 1, and rounded to whole multiples of 2^-22. Rows are resized first, and rounded to bytes; then columns.
+//! (Pillow 13 goes the other way where that is quicker; up to 12 it did not, and the weights are older.)
 
 use std::ops::Range;
 

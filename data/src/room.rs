@@ -8,10 +8,11 @@ use tensor::lock;
 
 /// A picture that takes no more bytes than this is decoded at once: whatever the threads, there is room for it.
 const SMALL: u64 = 64 << 20;
-/// How often a picture asks again for room that no other one will make: some may still be held that are decoded already.
+/// How often a picture asks again for room that no other one will make: some may still be held that are decoded
+/// already.
 const PATIENCE: u32 = 100;
-/// As how many times it counts that the system refuses it: a limit of the address space, unlike the machine's memory, is
-/// not relaxed by waiting, unless another picture returns its room.
+/// As how many times it counts that the system refuses it: a limit of the address space, unlike the machine's memory,
+/// is not relaxed by waiting, unless another picture returns its room.
 const REFUSED: u32 = 10;
 
 /// The memory of the large pictures that are being decoded.

@@ -20,9 +20,9 @@ const LONGEST: usize = 1 << 20;
 /// named `.webp`, and else as PNG (formats are detected from the content, so a file named `.tif` may be a PNG). If the
 /// shorter side has no more pixels than that, the file is returned as it is.
 ///
-/// Errors: those of [`load_image`](crate::load_image), [`Error::Unsupported`] also where a picture that is to be smaller
-/// has a side of more than a million pixels, or will have more than its format can, and [`Error::Setting`] where `side`
-/// is 0.
+/// Errors: those of [`load_image`](crate::load_image), [`Error::Unsupported`] also where a picture that is to be
+/// smaller has a side of more than a million pixels, or will have more than its format can, and [`Error::Setting`]
+/// where `side` is 0.
 pub fn shrunk(path: &Path, side: usize) -> Result<Vec<u8>> {
     if side == 0 {
         return Err(Error::setting("side", "0 is no size"));

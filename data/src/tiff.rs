@@ -66,8 +66,8 @@ fn numbers(bytes: &[u8], name: u16) -> impl Iterator<Item = usize> {
     (0..count).map_while(move |place| number(bytes, place.checked_mul(size)?.checked_add(at)?, size))
 }
 
-/// How much memory the decoder may ask for to read the directory: 32 bytes for each value of a tag that it reads, up to a
-/// limit, and of two tags it keeps 8.
+/// How much memory the decoder may ask for to read the directory: 32 bytes for each value of a tag that it reads, up to
+/// a limit, and of two tags it keeps 8.
 pub(crate) fn memory_of_directory(bytes: &[u8]) -> u64 {
     const LIMIT: u64 = 256 << 20;
     let read = tags(bytes).filter(|(tag, _)| READ.contains(tag));
@@ -77,8 +77,8 @@ pub(crate) fn memory_of_directory(bytes: &[u8]) -> u64 {
 
 /// How much memory the decoder takes for a strip or tile that is a JPEG, which may be larger than the picture is.
 ///
-/// Errors: together they decode to more than `most` bytes, as many strips may be one and the same large JPEG, which would
-/// take hours; one is damaged, or not all there.
+/// Errors: together they decode to more than `most` bytes, as many strips may be one and the same large JPEG, which
+/// would take hours; one is damaged, or not all there.
 pub(crate) fn memory_of_jpegs(bytes: &[u8], most: u64) -> Result<u64, &'static str> {
     const JPEG: usize = 7;
     if numbers(bytes, COMPRESSION).next() != Some(JPEG) {

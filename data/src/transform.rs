@@ -52,9 +52,11 @@ impl Transform {
     /// The transform for evaluation, which is the same for each epoch: an image of the model's input size stays as it
     /// is; of another, the shorter side is resized to `size * 256 / 224` and the centre is taken: see
     /// [`showing`](Self::showing). A tiny image (up to 32 x 32 pixels) is shown up to its edges, with its shorter side
-    /// resized to `size`, as in training with padded crops; of one that is not square, the largest square in its middle.
+    /// resized to `size`, as in training with padded crops; of one that is not square, the largest square in its
+    /// middle.
     ///
-    /// Errors: [`Error::Setting`] where the size is 0 or above 4096, or the statistics are not finite with `std` above 0.
+    /// Errors: [`Error::Setting`] where the size is 0 or above 4096, or the statistics are not finite with `std` above
+    /// 0.
     pub fn eval(size: usize, statistics: Statistics) -> Result<Self> {
         if size == 0 || size > MAX_SIZE {
             return Err(Error::setting("image_size", format!("{size} is not in 1..={MAX_SIZE}")));

@@ -58,8 +58,8 @@ enum Context {
 }
 
 impl Attention {
-    /// The attention of a stage's blocks, under `name` in the state_dict. Panics unless the configuration has such a stage,
-    /// and that stage is valid ([`ModelConfig::check`]).
+    /// The attention of a stage's blocks, under `name` in the state_dict. Panics unless the configuration has such a
+    /// stage, and that stage is valid ([`ModelConfig::check`]).
     pub fn new(builder: &mut Builder, name: &str, config: &ModelConfig, stage: usize) -> Self {
         config.assert_stage(stage);
         let dim = config.embed_dim[stage];

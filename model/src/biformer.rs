@@ -149,9 +149,9 @@ impl BiFormer {
     }
 
     /// Moves the model to a device, where its layers and convolutions multiply in the type `factors`: that of its
-    /// parameters, or bf16 if those are f32, and then on a GPU the maps between them are bf16, too. Gradients, optimisers
-    /// and averages are on the device where the parameters were when they were made: make them after this. Errors: those
-    /// of the device; [`tensor::Error::DType`] for another type.
+    /// parameters, or bf16 if those are f32, and then on a GPU the maps between them are bf16, too. Gradients,
+    /// optimisers and averages are on the device where the parameters were when they were made: make them after this.
+    /// Errors: those of the device; [`tensor::Error::DType`] for another type.
     pub fn place(&mut self, device: &Device, factors: DType) -> Result<()> {
         let own = self.parameters.layout().dtype();
         if factors != own && (own, factors) != (DType::F32, DType::Bf16) {
@@ -205,8 +205,8 @@ impl BiFormer {
     }
 
     /// The parameters in the type that linear layers and convolutions multiply in: cast to bf16, all at once, if that
-    /// is the type. While they live the parameters cannot be written ([`tensor::Error::Shared`]): take them for one step
-    /// only.
+    /// is the type. While they live the parameters cannot be written ([`tensor::Error::Shared`]): take them for one
+    /// step only.
     pub fn factors(&self) -> Result<Factors> {
         Factors::new(&self.parameters, self.factor_type)
     }
@@ -244,8 +244,8 @@ impl BiFormer {
         Ok(())
     }
 
-    /// The part of [`BiFormer::update_statistics`] that a GPU does, and that can be recorded with the pass; the errors are
-    /// the same.
+    /// The part of [`BiFormer::update_statistics`] that a GPU does, and that can be recorded with the pass; the errors
+    /// are the same.
     pub fn move_statistics(&mut self, trace: &Trace) -> Result<()> {
         RunningStatistics::move_towards(&mut self.statistics, trace, &self.momentum)
     }

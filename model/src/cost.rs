@@ -183,8 +183,8 @@ fn head_macs(config: &ModelConfig) -> Macs {
 }
 
 /// A lower bound on the bytes that soft routing needs for an image: the gathered keys and values of all routed regions,
-/// their weighted copies, and the scores, in the stage where these are largest. As each region gathers those of k regions,
-/// they can exceed everything else; 0 without soft routing.
+/// their weighted copies, and the scores, in the stage where these are largest. As each region gathers those of k
+/// regions, they can exceed everything else; 0 without soft routing.
 pub fn gathered_bytes(config: &ModelConfig, image: [usize; 2], dtype: DType) -> u64 {
     let of_stage = |stage: usize| {
         let map = image.map(|side| config.map_side(side, stage));

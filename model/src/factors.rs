@@ -54,8 +54,8 @@ impl Factors {
         Self { prepared: Arc::new(prepared), ..self }
     }
 
-    /// Whether they were made of these parameters, with the same ones frozen, and where statistics have been folded into
-    /// them, of these. Once a model has been moved, its earlier ones are no longer its own.
+    /// Whether they were made of these parameters, with the same ones frozen, and where statistics have been folded
+    /// into them, of these. Once a model has been moved, its earlier ones are no longer its own.
     pub(crate) fn are_of(&self, parameters: &Parameters, running: &[RunningStatistics]) -> bool {
         let (source, folded) = &self.source;
         let same = |(one, other): (&RunningStatistics, &RunningStatistics)| {

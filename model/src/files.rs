@@ -45,8 +45,8 @@ impl TensorFile {
         Self::read_wanted(path, |_, _| true)
     }
 
-    /// The same, without those tensors of a safetensors file that are not wanted, by its metadata and their names: their
-    /// bytes are verified, too, but take no memory. Of PyTorch's own files all are read. Errors: those of
+    /// The same, without those tensors of a safetensors file that are not wanted, by its metadata and their names:
+    /// their bytes are verified, too, but take no memory. Of PyTorch's own files all are read. Errors: those of
     /// [`read`](Self::read).
     pub fn read_wanted(path: &Path, wants: impl Fn(&HashMap<String, String>, &str) -> bool) -> Result<Self> {
         // Opened once: at any moment another file may be renamed to this path, as a run's next checkpoint is.

@@ -1,4 +1,5 @@
-//! The gradients of a whole model, put together from operations that are checked one by one, against differences in f64.
+//! The gradients of a whole model, put together from operations that are checked one by one, against differences in
+//! f64.
 
 use crate::biformer::{BiFormer, part_of};
 use crate::config::ModelConfig;
@@ -13,8 +14,8 @@ use tensor::{DType, Tensor};
 /// The largest difference from a gradient that [`check_gradients`] allows, relative to the model's largest gradient.
 pub const GRADIENT_TOLERANCE: f64 = 1e-9;
 
-/// The fewest values of a channel that a batch normalisation is to see: of two values it makes −1 and 1, nearly whatever
-/// they are, so that no step is small enough for differences.
+/// The fewest values of a channel that a batch normalisation is to see: of two values it makes −1 and 1, nearly
+/// whatever they are, so that no step is small enough for differences.
 const MIN_VALUES: usize = 16;
 
 /// What was found of a part of a model, such as `stages.0`.

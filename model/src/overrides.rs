@@ -41,9 +41,9 @@ pub fn field_name(key: &str) -> &str {
 }
 
 impl ModelConfig {
-    /// This configuration with fields changed as on a command line: `n_win=8`, `topks=1,4,16,-2`,
-    /// `auto_pad=true`. Errors: [`Error::UnknownField`]; [`Error::Override`] for a value of another kind; [`Error::Config`] where
-    /// the whole does not hold together.
+    /// This configuration with fields changed as on a command line: `n_win=8`, `topks=1,4,16,-2`, `auto_pad=true`.
+    /// Errors: [`Error::UnknownField`]; [`Error::Override`] for a value of another kind; [`Error::Config`] where the
+    /// whole does not hold together.
     pub fn with_overrides<'a>(&self, overrides: impl IntoIterator<Item = &'a str>) -> Result<Self> {
         let mut config = self.clone();
         for entry in overrides {
@@ -54,8 +54,8 @@ impl ModelConfig {
         Ok(config)
     }
 
-    /// This configuration, not checked, with one field changed; the field, and its value as it is written in files. Errors:
-    /// [`Error::UnknownField`], [`Error::Override`].
+    /// This configuration, not checked, with one field changed; the field, and its value as it is written in files.
+    /// Errors: [`Error::UnknownField`], [`Error::Override`].
     pub fn with_override(&self, entry: &str) -> Result<(Self, &'static str, Value)> {
         let wrong = |reason: String| Error::Override { entry: entry.to_owned(), reason };
         let (key, value) = entry

@@ -82,8 +82,8 @@ impl<'t> Pass<'t> {
     /// shares the parameters and the running statistics: while it lives, or a segment that it left on a tape, neither
     /// can be written ([`tensor::Error::Shared`]). [`into_trace`](Self::into_trace) ends it.
     ///
-    /// A layer that runs on a pass with another model's parameters panics, unless that model has one of the same name in
-    /// the place of each; with another model's statistics it fails ([`Error::Pass`]) under the same condition.
+    /// A layer that runs on a pass with another model's parameters panics, unless that model has one of the same name
+    /// in the place of each; with another model's statistics it fails ([`Error::Pass`]) under the same condition.
     /// [`BiFormer::run`](crate::BiFormer::run) checks all names and shapes.
     pub fn new(tape: &'t Tape, mode: Mode, parameters: &Parameters, running: &[RunningStatistics]) -> Self {
         let factors = Factors::unrounded(parameters);
@@ -112,9 +112,9 @@ impl<'t> Pass<'t> {
     }
 
     /// Makes linear layers and convolutions use these: [`BiFormer::factors`](crate::BiFormer::factors), or
-    /// [`BiFormer::prepared`](crate::BiFormer::prepared), as
-    /// [`BiFormer::pass_with`](crate::BiFormer::pass_with) does; for other parameters than the model's, such as their
-    /// average, [`Factors::new`]. Without them, layers use the parameters as they are, even in a model that is placed in bf16.
+    /// [`BiFormer::prepared`](crate::BiFormer::prepared), as [`BiFormer::pass_with`](crate::BiFormer::pass_with) does;
+    /// for other parameters than the model's, such as their average, [`Factors::new`]. Without them, layers use the
+    /// parameters as they are, even in a model that is placed in bf16.
     pub fn with_factors(self, factors: Factors) -> Self {
         self.with(|given| given.factors = factors)
     }
@@ -203,8 +203,8 @@ impl<'t> Pass<'t> {
     }
 
     /// Runs a part of the model, from x (N, ...) on, that treats each image independently, on `size` images at a time:
-    /// see [`Tape::in_pieces`], also about locks. Errors: also [`Error::Pass`] if that part does not treat them independently, because it
-    /// normalises by its batch.
+    /// see [`Tape::in_pieces`], also about locks. Errors: also [`Error::Pass`] if that part does not treat them
+    /// independently, because it normalises by its batch.
     pub fn in_pieces(
         &self,
         x: &Var<'t>,

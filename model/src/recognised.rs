@@ -17,8 +17,8 @@ const BACKBONE: &str = "backbone.";
 
 impl TensorFile {
     /// A state_dict under its model's own names: without the `module.` (DataParallel, AveragedModel), `_orig_mod.`
-    /// (torch.compile) or `model.` (Lightning) that stands before all names where the model was wrapped. Of a detector or
-    /// segmenter, whose backbone's names begin with `backbone.`, the backbone alone is taken.
+    /// (torch.compile) or `model.` (Lightning) that stands before all names where the model was wrapped. Of a detector
+    /// or segmenter, whose backbone's names begin with `backbone.`, the backbone alone is taken.
     pub fn unwrapped(mut self) -> Self {
         if self.tensors.keys().all(|name| name == AVERAGED || name.starts_with("module.")) {
             self.tensors.remove(AVERAGED);
@@ -48,9 +48,9 @@ impl TensorFile {
 }
 
 /// The named model whose tensors, with their shapes, are exactly those of a state_dict, except that its head may be for
-/// any number of classes, or missing, with the norm before it, too, in a dense backbone, and that numbers of batches may
-/// be missing. Fields that no weight depends on (k, the number of regions, padding) cannot be recognised.
-/// Errors: those of [`BiFormer::blank`].
+/// any number of classes, or missing, with the norm before it, too, in a dense backbone, and that numbers of batches
+/// may be missing. Fields that no weight depends on (k, the number of regions, padding) cannot be recognised. Errors:
+/// those of [`BiFormer::blank`].
 pub fn recognised(file: &TensorFile) -> Result<Option<&'static Preset>> {
     let classes = file.head_classes();
     let apart: &[&str] = match classes {

@@ -9,8 +9,8 @@ use tensor::Tensor;
 pub struct Routes {
     /// The attention's name.
     pub name: String,
-    /// The k regions that each of P regions was routed to, best first, (N, P, k): an index tensor. Regions are numbered row
-    /// by row: p is in row p / G_w and column p % G_w of the grid (G_h, G_w).
+    /// The k regions that each of P regions was routed to, best first, (N, P, k): an index tensor. Regions are numbered
+    /// row by row: p is in row p / G_w and column p % G_w of the grid (G_h, G_w).
     pub indices: Tensor,
     /// How the map was cut into these regions.
     pub regions: Regions,

@@ -13,8 +13,8 @@ use tensor::{DType, Device, Tensor};
 /// The result of a pass.
 #[derive(Debug)]
 pub struct Output<'t> {
-    /// As the configuration's [`Features`] say: logits (N, classes), the pooled last map (N, C), or the stages' maps (N,
-    /// H, W, C).
+    /// As the configuration's [`Features`] say: logits (N, classes), the pooled last map (N, C), or the stages' maps
+    /// (N, H, W, C).
     pub values: Vec<Var<'t>>,
     /// What those are.
     pub features: Features,
@@ -47,8 +47,8 @@ impl BiFormer {
     }
 
     /// A pass over images (N, H, W, 3), which are brought to the model's device and its type. Errors:
-    /// [`Error::ImageSize`](crate::Error::ImageSize); [`tensor::Error::Shape`] and [`tensor::Error::DType`] for what are
-    /// no images; those of the device.
+    /// [`Error::ImageSize`](crate::Error::ImageSize); [`tensor::Error::Shape`] and [`tensor::Error::DType`] for what
+    /// are no images; those of the device.
     pub fn forward<'t>(&self, tape: &'t Tape, images: &Tensor, mode: Mode) -> Result<Output<'t>> {
         self.output(self.pass(tape, mode)?, images)
     }
@@ -110,7 +110,8 @@ impl BiFormer {
         Some(rayon::current_num_threads() * in_stage.max().unwrap_or(1))
     }
 
-    /// Runs images (N, H, W, 3) together, from the first stage to the results, grouped as images of the size `image` are.
+    /// Runs images (N, H, W, 3) together, from the first stage to the results, grouped as images of the size `image`
+    /// are.
     fn run_together<'t>(&self, pass: &Pass<'t>, images: Var<'t>, image: [usize; 2]) -> Result<Vec<Var<'t>>> {
         let (x, maps) = if pass.is_inference() {
             let x = self.depth_first(pass, &images, image, self.stages.len())?;

@@ -20,8 +20,8 @@ pub struct Trace {
     /// called: `down0`, `stage0`, and so on.
     pub maps: Vec<(String, Tensor)>,
     /// How much the token at a point attends to each of its map (N, H, W), f32, in each attention in order, if
-    /// [`Pass::attention_from`](crate::Pass::attention_from) was called: the mean of the heads' weights, 0 where it does
-    /// not look at all.
+    /// [`Pass::attention_from`](crate::Pass::attention_from) was called: the mean of the heads' weights, 0 where it
+    /// does not look at all.
     pub attention_weights: Vec<(String, Tensor)>,
     /// The draws of random numbers in this pass, in order: [`Mode::stream`](crate::Mode::stream) gives the stream of
     /// each.

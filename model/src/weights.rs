@@ -14,9 +14,9 @@ pub(crate) const HEAD: &str = "head.";
 pub(crate) const BESIDE_DENSE: [&str; 3] = [HEAD, "norm.", "extra_norms."];
 
 impl TensorFile {
-    /// The weights and running statistics of a model, by name, in the machine's memory. On the CPU they share the model's
-    /// buffers: as long as they live, it can be neither trained nor loaded ([`tensor::Error::Shared`]). To keep them,
-    /// take their [`duplicate`](Self::duplicate). Errors: those of a GPU.
+    /// The weights and running statistics of a model, by name, in the machine's memory. On the CPU they share the
+    /// model's buffers: as long as they live, it can be neither trained nor loaded ([`tensor::Error::Shared`]). To keep
+    /// them, take their [`duplicate`](Self::duplicate). Errors: those of a GPU.
     pub fn of(parameters: &Parameters, statistics: &[RunningStatistics]) -> Result<Self> {
         let mut file = Self::default();
         let (layout, parameters) = (parameters.layout(), parameters.to_device(&Device::Cpu)?);
@@ -33,19 +33,20 @@ impl TensorFile {
         Ok(file)
     }
 
-    /// Writes these tensors to a model's weights and running statistics. Each of the model's must be there with its shape,
-    /// and nothing else; otherwise [`Error::Weights`] lists all differences. [`Error::Unusable`]: a number is not finite
-    /// in the model's type, or is a variance below 0. [`tensor::Error::Shared`] while a tape or a view of the weights or
-    /// the statistics lives. After an error the model is as it was, unless a GPU has failed. `path` names the file in
-    /// errors.
+    /// Writes these tensors to a model's weights and running statistics. Each of the model's must be there with its
+    /// shape, and nothing else; otherwise [`Error::Weights`] lists all differences. [`Error::Unusable`]: a number is
+    /// not finite in the model's type, or is a variance below 0. [`tensor::Error::Shared`] while a tape or a view of
+    /// the weights or the statistics lives. After an error the model is as it was, unless a GPU has failed. `path`
+    /// names the file in errors.
     ///
-    /// How many batches went into running statistics may be missing, and is then 0, or be a whole number of a float type:
-    /// nothing is computed from it, and programs that convert weights often drop it or convert it with them.
+    /// How many batches went into running statistics may be missing, and is then 0, or be a whole number of a float
+    /// type: nothing is computed from it, and programs that convert weights often drop it or convert it with them.
     pub fn put(&self, parameters: &mut Parameters, statistics: &mut [RunningStatistics], path: &str) -> Result<()> {
         self.put_except(&|_| false, parameters, statistics, path).map(|_| ())
     }
 
-    /// The same, but tensors of `skipped` names may be missing here, or surplus. The names of those that keep their values.
+    /// The same, but tensors of `skipped` names may be missing here, or surplus. The names of those that keep their
+    /// values.
     fn put_except(
         &self,
         skipped: &dyn Fn(&str) -> bool,
@@ -139,9 +140,9 @@ impl BiFormer {
     }
 
     /// Takes weights over. Every tensor of the model must be there with its shape, and nothing else, except as
-    /// [`TensorFile::put`] has it; otherwise [`Error::Weights`] lists all differences. [`Error::Unusable`]: a number is not
-    /// finite in the model's type, or is a variance below 0. After an error the model is as it was. `path` names the file
-    /// in errors.
+    /// [`TensorFile::put`] has it; otherwise [`Error::Weights`] lists all differences. [`Error::Unusable`]: a number is
+    /// not finite in the model's type, or is a variance below 0. After an error the model is as it was. `path` names
+    /// the file in errors.
     ///
     /// The names are those of the model; those of a wrapped one are [unwrapped](TensorFile::unwrapped) first. A model
     /// without a head also loads a classifier's weights. Tensors that the file lacks and that may be missing (a
@@ -173,8 +174,8 @@ impl BiFormer {
 
     /// Takes over the tensors that the model has with the same shape, of a file of a model that differs in a part.
     /// Running statistics are taken over whole, or not at all; the head, too, and only where the norm before it is,
-    /// unless it is to stay as it is. The names of the model's tensors that keep their values, and of the file's that are
-    /// not used. Errors: [`Error::Weights`] if nothing fits; [`Error::Unusable`] as of [`load`](Self::load).
+    /// unless it is to stay as it is. The names of the model's tensors that keep their values, and of the file's that
+    /// are not used. Errors: [`Error::Weights`] if nothing fits; [`Error::Unusable`] as of [`load`](Self::load).
     pub fn load_fitting(&mut self, file: &TensorFile, with_head: bool, path: &str) -> Result<[Vec<String>; 2]> {
         let own = self.state_dict()?;
         let fits = |name: &str| {
@@ -202,8 +203,8 @@ impl BiFormer {
         Ok([kept, unused.cloned().collect()])
     }
 
-    /// Takes classes over from the head of a file whose backbone has been [loaded](Self::load_backbone): `from` says for
-    /// each of this model's classes which one of the file's it is, or that it stays as it is. Nothing happens where
+    /// Takes classes over from the head of a file whose backbone has been [loaded](Self::load_backbone): `from` says
+    /// for each of this model's classes which one of the file's it is, or that it stays as it is. Nothing happens where
     /// either has no head.
     ///
     /// Errors: [`tensor::Error::Shape`] where the file's head is of another width, or `from` is not of as many classes

@@ -45,8 +45,8 @@ impl Regions {
         self.size
     }
 
-    /// How many rows of a region's tokens are added up in one chain, whose rounding errors grow with its length: those of
-    /// 256 tokens, or one.
+    /// How many rows of a region's tokens are added up in one chain, whose rounding errors grow with its length: those
+    /// of 256 tokens, or one.
     pub(crate) fn rows_of_chain(&self) -> usize {
         (256 / self.size[1].max(1)).max(1)
     }

@@ -9,8 +9,8 @@ use tensor::cuda::Gpu;
 use tensor::cuda::nvidia::compiler::version;
 use tensor::{DType, Device, Tensor};
 
-/// The variable with the types in which everything runs again, for its bits and to accumulate: all, if it is not set. In
-/// processes that watch the kernels none does, as they take long.
+/// The variable with the types in which everything runs again, for its bits and to accumulate: all, if it is not set.
+/// In processes that watch the kernels none does, as they take long.
 const AGAIN: &str = "AGAIN";
 const ONCE: (&str, &str) = (AGAIN, "");
 
@@ -117,8 +117,8 @@ fn the_gradient_of_a_parameter_rounded_to_bf16_is_not() -> autograd::Result<()> 
     Ok(())
 }
 
-/// Where the CPU refuses an operand whose type does not go with the others', so does the device, in the forward pass; and
-/// in bf16, which the CPU does not compute in, nothing goes with f64.
+/// Where the CPU refuses an operand whose type does not go with the others', so does the device, in the forward pass;
+/// and in bf16, which the CPU does not compute in, nothing goes with f64.
 #[test]
 fn operands_of_another_type_are_refused() {
     let Some(gpu) = Gpu::for_tests(23) else { return };
@@ -202,8 +202,8 @@ fn in_ptx_on_a_small_gpu_where_attention_takes_other_forms() {
     repeated_in_ptx(&[("ONLY", "attention,bra"), ("STANDIN_MULTIPROCESSORS", "1"), ONCE]);
 }
 
-/// As that of a block is on GPUs of compute capability 8.6 and 8.9: where the usual form has too little room, another is
-/// taken.
+/// As that of a block is on GPUs of compute capability 8.6 and 8.9: where the usual form has too little room, another
+/// is taken.
 #[test]
 fn in_ptx_with_less_shared_memory() {
     const SHARED: usize = 99 << 10;

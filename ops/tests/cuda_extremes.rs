@@ -1,5 +1,5 @@
-//! CUDA kernels on what the cases do not have: rows longer than a warp or a block takes at once, equal elements, and data
-//! that makes no sense, which a GPU cannot be asked about without waiting for it.
+//! CUDA kernels on what the cases do not have: rows longer than a warp or a block takes at once, equal elements, and
+//! data that makes no sense, which a GPU cannot be asked about without waiting for it.
 
 use autograd::exact::{Array, Scalar};
 use autograd::{Gradients, Parameters, ParametersBuilder, Result, Tape, Var};
@@ -83,8 +83,8 @@ fn compare(case: &Case, device: &Device, types: &[DType]) {
     }
 }
 
-/// As in the maps of a real step. On smaller ones a block has but one turn, unless the GPU is taken for one with a single
-/// multiprocessor. And pieces of rows that are not equally long, more of them than a warp has threads.
+/// As in the maps of a real step. On smaller ones a block has but one turn, unless the GPU is taken for one with a
+/// single multiprocessor. And pieces of rows that are not equally long, more of them than a warp has threads.
 #[test]
 fn blocks_with_several_turns_agree_with_the_cpu() {
     let Some(gpu) = Gpu::for_tests(11) else { return };
@@ -127,8 +127,8 @@ fn blocks_with_several_turns_agree_with_the_cpu() {
     }
 }
 
-/// A gradient that nobody wants is not computed, and the others are what they are with it; rows begin where packs do, and
-/// elsewhere.
+/// A gradient that nobody wants is not computed, and the others are what they are with it; rows begin where packs do,
+/// and elsewhere.
 #[test]
 fn layer_norm_gives_the_gradients_that_are_wanted() -> Result<()> {
     let Some(gpu) = Gpu::for_tests(11) else { return Ok(()) };
@@ -253,8 +253,8 @@ fn add_and_mul_round_nothing_but_parameters() -> Result<()> {
     Ok(())
 }
 
-/// Every number of bf16 from -12 to 12: what a result may be off is half a unit in the last of its eight bits, and 1e-5 of
-/// it for the formula.
+/// Every number of bf16 from -12 to 12: what a result may be off is half a unit in the last of its eight bits, and 1e-5
+/// of it for the formula.
 #[test]
 fn gelu_in_bf16_is_as_exact_as_its_rounding() -> Result<()> {
     let Some(gpu) = Gpu::for_tests(11) else { return Ok(()) };

@@ -1,5 +1,5 @@
-//! Every operation in single precision, in which training runs, against the double precision that is checked; and products
-//! of bf16 factors.
+//! Every operation in single precision, in which training runs, against the double precision that is checked; and
+//! products of bf16 factors.
 
 use autograd::gradcheck::value;
 use autograd::{Gradients, Result, Tape};
@@ -18,8 +18,8 @@ fn single_precision_agrees_with_double() {
     agrees(&Isa::SIMD, |_, _| true, DType::F32);
 }
 
-/// Where maps and the gradient from above are bf16s already, nothing is rounded but sums, as in single precision. (Where
-/// GELU follows, the gradient that a product takes is its result, and is rounded.)
+/// Where maps and the gradient from above are bf16s already, nothing is rounded but sums, as in single precision.
+/// (Where GELU follows, the gradient that a product takes is its result, and is rounded.)
 #[test]
 fn products_of_bf16_factors_agree_with_double_precision() {
     let of_bf16 = |op: &str, case: &str| PRODUCTS.contains(&op) && !case.starts_with("GELU");
@@ -82,7 +82,8 @@ fn a_row_has_the_same_bits_alone_and_among_others() -> Result<()> {
     Ok(())
 }
 
-/// Compares the value of some first rows of a case's first input, and of what goes with them, with those of all: how many.
+/// Compares the value of some first rows of a case's first input, and of what goes with them, with those of all: how
+/// many.
 fn rows_compared(case: &Case, factors: DType, what: &str) -> Result<usize> {
     let inputs = case.inputs_in(DType::F32, factors)?;
     let parameters: Vec<bool> =

@@ -87,8 +87,8 @@ pub struct AdamWState {
 }
 
 impl AdamWState {
-    /// The same on a device, in memory that nobody shares, with zeros for frozen parameters. Errors: [`Error::Layout`] and
-    /// [`Error::Unusable`], as of [`AdamW::restore`].
+    /// The same on a device, in memory that nobody shares, with zeros for frozen parameters. Errors: [`Error::Layout`]
+    /// and [`Error::Unusable`], as of [`AdamW::restore`].
     fn own(self, layout: &Layout, device: &Device) -> Result<Self> {
         ensure_flat(layout, "first moments", &self.m)?;
         ensure_flat(layout, "second moments", &self.v)?;
@@ -176,12 +176,13 @@ impl AdamW {
     /// [ends](Gradients::end_step).
     ///
     /// Errors, each before the weights or the moments have changed: [`Error::NonFinite`] for gradients that would
-    /// destroy the weights (their step ends, too): the norm, and its square once it is clipped, have to be finite in the
-    /// parameters' type; [`Error::Setting`] when `lr` is negative or, by itself or times a parameter's rate and decay, not
-    /// finite in the parameters' type, or when `max_norm` is not positive; [`Error::Layout`] for another model's parameters
-    /// or gradients; [`Error::NoParameters`] for gradients that were made for none; [`autograd::Error::Unreached`] when
-    /// some parameter got no gradient in this step (its old one would be used again), [`autograd::Error::NoBackward`]
-    /// when none did; [`tensor::Error::Shared`] while a tape or a view of the parameters lives.
+    /// destroy the weights (their step ends, too): the norm, and its square once it is clipped, have to be finite in
+    /// the parameters' type; [`Error::Setting`] when `lr` is negative or, by itself or times a parameter's rate and
+    /// decay, not finite in the parameters' type, or when `max_norm` is not positive; [`Error::Layout`] for another
+    /// model's parameters or gradients; [`Error::NoParameters`] for gradients that were made for none;
+    /// [`autograd::Error::Unreached`] when some parameter got no gradient in this step (its old one would be used
+    /// again), [`autograd::Error::NoBackward`] when none did; [`tensor::Error::Shared`] while a tape or a view of the
+    /// parameters lives.
     pub fn step_clipped(
         &mut self,
         parameters: &mut Parameters,
@@ -246,11 +247,11 @@ impl AdamW {
         AdamWState { steps: self.steps, m: self.m.clone(), v: self.v.clone() }
     }
 
-    /// Continues from a saved state, bit for bit; the moments of frozen parameters are set to zero, whatever was saved for
-    /// them. So, when parts of a model have been frozen, its new optimiser can take over the moments of the old one:
-    /// `restore(&old.state())`. But where parts have been thawed, begin with new moments: those of thawed parameters
-    /// would be zero, and after many steps nothing corrects for that, so that their first steps would be several times
-    /// too long.
+    /// Continues from a saved state, bit for bit; the moments of frozen parameters are set to zero, whatever was saved
+    /// for them. So, when parts of a model have been frozen, its new optimiser can take over the moments of the old
+    /// one: `restore(&old.state())`. But where parts have been thawed, begin with new moments: those of thawed
+    /// parameters would be zero, and after many steps nothing corrects for that, so that their first steps would be
+    /// several times too long.
     ///
     /// Moments are matched to parameters by their places: save and restore with the same layout. The optimiser gets
     /// other memory: a [recording](tensor::cuda::Gpu::record) that was made before would go on with the old moments.

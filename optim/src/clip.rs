@@ -17,9 +17,9 @@ use tensor::{DType, Device, Float, match_float, simd};
 /// The Euclidean norm of all parameters' gradients together. Squares and sums are f64 for f32 gradients
 /// too, so that none of them overflows; the order of the sum depends on the number of elements only.
 ///
-/// A gradient that is not finite makes the norm NaN or infinite. Errors:
-/// [`Error::NoParameters`]; [`autograd::Error::Unreached`] when some parameter got no gradient in this step (its old one
-/// would count), [`autograd::Error::NoBackward`] when none did, or when an optimiser has ended the step.
+/// A gradient that is not finite makes the norm NaN or infinite. Errors: [`Error::NoParameters`];
+/// [`autograd::Error::Unreached`] when some parameter got no gradient in this step (its old one would count),
+/// [`autograd::Error::NoBackward`] when none did, or when an optimiser has ended the step.
 pub fn gradient_norm(gradients: &Gradients) -> Result<f64> {
     gradients.require_all()?;
     let flat = gradients.flat().ok_or(Error::NoParameters)?;
@@ -37,14 +37,14 @@ pub fn gradient_norm(gradients: &Gradients) -> Result<f64> {
     Ok(total[0].sqrt())
 }
 
-/// The factor min(1, max_norm / norm) that brings gradients of this norm down to `max_norm`. An infinite `max_norm` clips
-/// nothing.
+/// The factor min(1, max_norm / norm) that brings gradients of this norm down to `max_norm`. An infinite `max_norm`
+/// clips nothing.
 pub(crate) fn clip_factor(norm: f64, max_norm: f64) -> f64 {
     if norm > max_norm { max_norm / norm } else { 1.0 }
 }
 
-/// Whether the squares of gradients of this norm, scaled by this factor, are finite in their type: AdamW adds them up, and
-/// an infinite sum would stay so.
+/// Whether the squares of gradients of this norm, scaled by this factor, are finite in their type: AdamW adds them up,
+/// and an infinite sum would stay so.
 pub(crate) fn has_finite_squares(norm: f64, scale: f64, dtype: DType) -> bool {
     let clipped = dtype.rounded_sum(norm * scale);
     dtype.rounded_sum(norm).is_finite() && dtype.rounded_sum(clipped * clipped).is_finite()

@@ -5,10 +5,10 @@ use crate::error::{Result, ensure};
 use autograd::{Layout, ParamId};
 use std::ops::Range;
 
-/// Whether weight decay applies to a parameter: it does to weights and kernels, with two or more axes,
-/// and not to biases, normalisation scales and other vectors. The rule is that of the published model's
-/// recipe (timm's `param_groups_weight_decay`), which also exempts every name that ends in `.bias`. Frozen parameters stay
-/// as they are.
+/// Whether weight decay applies to a parameter: it does to weights and kernels, with two or more axes, and not to
+/// biases, normalisation scales and other vectors. The rule is that of the published model's recipe (timm's
+/// `param_groups_weight_decay`), which also exempts every name that ends in `.bias`. Frozen parameters stay as they
+/// are.
 fn decays(layout: &Layout, id: ParamId) -> bool {
     layout.shape(id).len() >= 2 && !layout.name(id).ends_with(".bias") && !layout.is_frozen(id)
 }

@@ -1,8 +1,8 @@
 //! The program's commands, a file each. This file lists them; `options.rs` and `set.rs` hold the options that several
 //! of them share, and `output.rs` checks where their results may be written.
 
-/// Prints a line of a command's result. Where `println!` would panic, the command ends with an error (on a full disk), or
-/// goes on (on a closed pipe).
+/// Prints a line of a command's result. Where `println!` would panic, the command ends with an error (on a full disk),
+/// or goes on (on a closed pipe).
 macro_rules! say {
     ($($part:tt)*) => {
         $crate::printing::print_lines(format_args!($($part)*))?
@@ -85,8 +85,8 @@ enum Command {
 }
 
 impl Cli {
-    /// Parses the program's command line. A negative number after an option is taken for its value, so that the error is about
-    /// that value.
+    /// Parses the program's command line. A negative number after an option is taken for its value, so that the error
+    /// is about that value.
     fn from_arguments() -> Self {
         let option =
             |arg: Arg| if arg.get_action().takes_values() { with_words(arg).allow_negative_numbers(true) } else { arg };
@@ -161,8 +161,9 @@ fn meant_by_a_word(word: &str, arguments: &[OsString]) -> Option<String> {
     Some(format!("{option} {}", quoted(word)))
 }
 
-/// Gives an option for any number of these types a parser whose errors say in plain words which numbers it takes: clap's
-/// errors are in Rust's terms. (An option that takes only some numbers has another type, and a parser of its own.)
+/// Gives an option for any number of these types a parser whose errors say in plain words which numbers it takes:
+/// clap's errors are in Rust's terms. (An option that takes only some numbers has another type, and a parser of its
+/// own.)
 fn with_words(option: Arg) -> Arg {
     let number = |text: &str| text.parse::<f64>().map_err(|_| "expected a number");
     let taken = option.get_value_parser().type_id();
@@ -183,7 +184,8 @@ enum Status {
     CheckFailed,
     /// It ran, but had to skip some inputs, which it has named: exit status 2.
     InputsSkipped,
-    /// It was asked to stop, by Ctrl-C or another signal, and ends by that: exit status 130, 143, 129 or 138 to a shell.
+    /// It was asked to stop, by Ctrl-C or another signal, and ends by that: exit status 130, 143, 129 or 138 to a
+    /// shell.
     Interrupted,
 }
 

@@ -47,8 +47,8 @@ pub struct Arguments {
     /// The point, as parts of the width and height of what the model sees of a picture; 0.5,0.5 is the middle.
     #[arg(long, value_name = "X,Y", requires = "attention", default_value = "0.5,0.5", value_parser = point)]
     at: [f64; 2],
-    /// The blocks whose attentions are drawn, at most four, in the model's order: such as stages.0.1,stages.2.3, counted
-    /// from 0.
+    /// The blocks whose attentions are drawn, at most four, in the model's order: such as stages.0.1,stages.2.3,
+    /// counted from 0.
     #[arg(long, value_name = "BLOCKS", requires = "attention", value_delimiter = ',')]
     blocks: Vec<String>,
     /// How many of a picture's likeliest classes are printed: by default 5, with --json all. With 1 there is one line

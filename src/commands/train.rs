@@ -201,8 +201,8 @@ fn train(trainer: &mut Trainer, stop: &AtomicBool, goes_on: bool) -> Result<Stat
     match outcome {
         Outcome::Finished => {
             let seconds = started.elapsed().as_secs();
-            // Drawn before anything is printed, as that may fail; an error of drawing is returned after the accuracy has
-            // been printed.
+            // Drawn before anything is printed, as that may fail; an error of drawing is returned after the accuracy
+            // has been printed.
             when_it_runs_out(undrawn.clone());
             let drawn = trainer.draw();
             print_accuracy(trainer, seconds, goes_on)?;
@@ -259,8 +259,8 @@ fn print_what_is_there(trainer: &Trainer) -> Result<()> {
     Ok(())
 }
 
-/// How a run ended that is done: if it was asked to stop, too late to have anything left to do, whoever started it should
-/// see that, lest a shell's loop go on.
+/// How a run ended that is done: if it was asked to stop, too late to have anything left to do, whoever started it
+/// should see that, lest a shell's loop go on.
 fn ended(stop: &AtomicBool) -> Status {
     if stop.load(Ordering::Relaxed) { Status::Interrupted } else { Status::Done }
 }

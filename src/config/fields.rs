@@ -83,8 +83,8 @@ fn fields(config: &Table) -> Vec<(String, &Value)> {
     of_entry.collect()
 }
 
-/// The first number in a configuration that is not 0 and computes as 0, if there is one, with its field: computations are
-/// in f32, and flush subnormals.
+/// The first number in a configuration that is not 0 and computes as 0, if there is one, with its field: computations
+/// are in f32, and flush subnormals.
 pub fn computes_as_zero(config: &Table) -> Option<(String, f64)> {
     let tiny = |number: &f64| *number != 0.0 && number.abs() < f64::from(f32::MIN_POSITIVE);
     let number = |value: &Value| value.as_float().filter(tiny);
@@ -106,9 +106,9 @@ pub fn show(value: &Value) -> String {
 }
 
 impl RunConfig {
-    /// What sets each of these runs apart from the others: its values of the fields in which they are not all alike. Left
-    /// out are those that change no bit of a result, and a model's own fields where the models are others and each has its
-    /// preset's.
+    /// What sets each of these runs apart from the others: its values of the fields in which they are not all alike.
+    /// Left out are those that change no bit of a result, and a model's own fields where the models are others and each
+    /// has its preset's.
     pub fn set_apart(runs: &[&Self]) -> Result<Vec<BTreeMap<String, Value>>> {
         let table_of = |config: &Self| {
             let table = Table::try_from(config)?;

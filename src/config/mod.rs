@@ -75,11 +75,11 @@ pub struct RunConfig {
     /// Parts of the model that are not trained, by the first parts of their parameters' names: `["downsample_layers",
     /// "stages.0"]`. Their BatchNorms keep their running statistics unchanged, and normalise by them.
     pub freeze: Vec<String>,
-    /// The learning rate of everything but the head, as a share of the schedule's, above 0 and up to 1: less for weights
-    /// that are good already, to which a new head is to be added. `layer_decay` reduces it further.
+    /// The learning rate of everything but the head, as a share of the schedule's, above 0 and up to 1: less for
+    /// weights that are good already, to which a new head is to be added. `layer_decay` reduces it further.
     pub backbone_lr: f64,
-    /// What the learning rate is multiplied by from each block to the one before it, and from the head to the last block,
-    /// above 0 and up to 1: early layers of good weights need less change (ELECTRA, 2020; timm's `layer_decay`).
+    /// What the learning rate is multiplied by from each block to the one before it, and from the head to the last
+    /// block, above 0 and up to 1: early layers of good weights need less change (ELECTRA, 2020; timm's `layer_decay`).
     #[serde(default = "older::no_decay")]
     pub layer_decay: f64,
     /// The run folder.
@@ -119,8 +119,8 @@ pub struct RunConfig {
     /// minutes, there is one sooner. 0 for checkpoints at the ends of epochs only. They change nothing in what is
     /// computed.
     pub checkpoint_every: usize,
-    /// What the best epoch is chosen by: "accuracy", or "macro_accuracy", the mean of the classes' accuracies, where some
-    /// classes have few test images and matter as much.
+    /// What the best epoch is chosen by: "accuracy", or "macro_accuracy", the mean of the classes' accuracies, where
+    /// some classes have few test images and matter as much.
     #[serde(default)]
     pub best_by: Measure,
     /// How the learning rate changes.
@@ -209,8 +209,8 @@ impl RunConfig {
         config.begun(changes)
     }
 
-    /// These defaults of a new run, changed. Those of the schedule give way to the highest rate and the number of epochs
-    /// that are asked for.
+    /// These defaults of a new run, changed. Those of the schedule give way to the highest rate and the number of
+    /// epochs that are asked for.
     fn begun(mut self, changes: &Changes) -> Result<Self> {
         let RunConfig { epochs, schedule: asked, .. } = self.with_checked(changes, |_| Ok(()))?;
         let ScheduleConfig { start, min, warmup_epochs, .. } = &mut self.schedule;
@@ -227,8 +227,8 @@ impl RunConfig {
         if names_same("weights", &changed.weights, &self.weights)? {
             changed.weights.clone_from(&self.weights);
         }
-        // As for a new run, a model's default number of classes gives way to that of the data. (The model may be one of a
-        // later version.)
+        // As for a new run, a model's default number of classes gives way to that of the data. (The model may be one of
+        // a later version.)
         let usual = Self::for_model(&changed.model).map(|model| model.architecture.num_classes);
         if usual.is_ok_and(|classes| changed.architecture.num_classes == classes) {
             changed.architecture.num_classes = self.architecture.num_classes;

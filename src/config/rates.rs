@@ -15,8 +15,8 @@ impl RunConfig {
         self.backbone_lr * (0..layers).fold(1.0, |share, _| share * self.layer_decay)
     }
 
-    /// Errors: the first layer's rate computes as 0, or there are more rates than the optimiser can tell apart, which are
-    /// 256, with and without weight decay.
+    /// Errors: the first layer's rate computes as 0, or there are more rates than the optimiser can tell apart, which
+    /// are 256, with and without weight decay.
     pub(super) fn ensure_rates(&self) -> Result<()> {
         // Beside the blocks' there are those of the stem, of the last norm and of the head.
         const MOST: usize = 128 - 3;

@@ -19,8 +19,8 @@ use tensor::{DType, Device, Tensor, pool_stats, settle_pool, trim_pool};
 struct Effort {
     pixels: usize,
     macs: u64,
-    /// The most multiply-adds of one image. Where smaller images are no less work, since maps are padded to n_win regions a
-    /// side, even an image of one pixel can be work for minutes.
+    /// The most multiply-adds of one image. Where smaller images are no less work, since maps are padded to n_win
+    /// regions a side, even an image of one pixel can be work for minutes.
     each: u64,
 }
 
@@ -48,8 +48,8 @@ pub type Size = [usize; 2];
 
 /// The peak resident bytes of training as configured, on images of this size, without the data set and without
 /// prefetched batches. It runs a few steps, on up to the pixels of six images of 224x224; the free blocks of the pool
-/// are given back to the system. None if that would take minutes, or too much memory itself. Errors: those of a training
-/// step.
+/// are given back to the system. None if that would take minutes, or too much memory itself. Errors: those of a
+/// training step.
 pub fn training(config: &RunConfig, size: Size) -> Result<Option<u64>> {
     let at_once = config.at_once();
     let Some(sample) = Sample::to_train(config, size)? else { return Ok(None) };
@@ -74,9 +74,8 @@ pub fn training(config: &RunConfig, size: Size) -> Result<Option<u64>> {
 }
 
 /// The peak resident bytes of inference on `batch_size` images of this size, computed in f32 or f64. It runs a few
-/// passes on as many images as the model processes at once; on smaller images if that is too much work to measure, or on
-/// fewer.
-/// None as of [`training`]. Errors: those of a pass.
+/// passes on as many images as the model processes at once; on smaller images if that is too much work to measure, or
+/// on fewer. None as of [`training`]. Errors: those of a pass.
 pub fn inference(config: &RunConfig, size: Size, dtype: DType) -> Result<Option<u64>> {
     let Some((sample, at_once)) = Sample::to_infer(config, size)? else { return Ok(None) };
     let meter = Meter::start();
@@ -131,9 +130,9 @@ pub(super) struct Sample {
 }
 
 impl Sample {
-    /// A sample of images of the real size or, if the budget does not allow at least `least` of those, of smaller ones, as
-    /// far as these are less work in proportion. None if the smallest of them is too much work, too, or tells nothing of
-    /// larger ones.
+    /// A sample of images of the real size or, if the budget does not allow at least `least` of those, of smaller ones,
+    /// as far as these are less work in proportion. None if the smallest of them is too much work, too, or tells
+    /// nothing of larger ones.
     fn of(config: &RunConfig, mut size: Size, effort: Effort, least: usize) -> Result<Option<Self>> {
         // A step in which no image skips a branch needs the most: it computes as if some could, but hardly any does.
         let drop_path = config.architecture.drop_path.min(1e-9);
@@ -145,7 +144,8 @@ impl Sample {
             let macs = macs_of(&model, size)?;
             let most = (effort.pixels / (height * width).max(1)).min((effort.macs / macs.max(1)) as usize);
             if most < least || macs > effort.each {
-                // The scores of soft routing grow as the square of the pixels, so smaller images do not show how many there are.
+                // The scores of soft routing grow as the square of the pixels, so smaller images do not show how many
+                // there are.
                 if model.soft_routing {
                     return Ok(None);
                 }
@@ -154,7 +154,8 @@ impl Sample {
                 let smaller = [([height / 2, width / 2], 4), (longer, 2)];
                 let fits = |&([height, width], _): &(Size, usize)| model.check_image(height, width).is_ok();
                 if let Some((part, parts)) = smaller.into_iter().find(fits) {
-                    // Maps that are padded to n_win regions a side do not get smaller, nor does the memory that they take.
+                    // Maps that are padded to n_win regions a side do not get smaller, nor does the memory that they
+                    // take.
                     let of_all = macs_of(&model, part)?.saturating_mul((parts * each) as u64);
                     if of_all as f64 <= 1.25 * real as f64 {
                         (size, each) = (part, parts * each);

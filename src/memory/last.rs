@@ -85,8 +85,8 @@ pub(super) fn speak_alone() {
     exit()
 }
 
-/// Ends the program without the destructors of this thread's variables, which might wait for a lock that it holds, or ask
-/// for memory.
+/// Ends the program without the destructors of this thread's variables, which might wait for a lock that it holds, or
+/// ask for memory.
 #[cfg(unix)]
 fn exit() -> ! {
     // SAFETY: what is not run is of no use to a program that ends.

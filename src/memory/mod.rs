@@ -18,9 +18,9 @@ pub use forecast::{Size, activations, image_bytes, inference, training};
 pub use last::{OrEnd, when_it_runs_out};
 
 /// Refuses training that would not fit into the machine's memory, if the system reports how much is free and the
-/// forecast would take neither minutes nor too much memory itself. `choice`, supplied by the command, is the alternative
-/// that the error recommends. `images` is the number of bytes that images take outside the buffer pool: those of more
-/// than one batch if batches are prefetched.
+/// forecast would take neither minutes nor too much memory itself. `choice`, supplied by the command, is the
+/// alternative that the error recommends. `images` is the number of bytes that images take outside the buffer pool:
+/// those of more than one batch if batches are prefetched.
 pub fn ensure_room_to_train(config: &RunConfig, size: Size, images: u64, choice: &str) -> Result<()> {
     let words = ["training", choice];
     let gathered = gathered_bytes(&config.architecture, size, DType::F32);

@@ -20,8 +20,8 @@ use std::path::Path;
 /// The images are what the model saw: a region is a part of that, or of the padding beside it, which is not drawn. With
 /// no routed attention in the trace only the images are drawn; with no images there is no file.
 ///
-/// Errors: routes that are not (N, P, k) region indices below P, the number of regions, a slot that is not below N, a file
-/// that cannot be written.
+/// Errors: routes that are not (N, P, k) region indices below P, the number of regions, a slot that is not below N, a
+/// file that cannot be written.
 pub fn draw(shown: &[(usize, data::Image)], trace: &Trace, path: &Path) -> Result<()> {
     let shown = &shown[..shown.len().min(ROWS)];
     if shown.is_empty() {

@@ -45,8 +45,8 @@ impl Average {
         Ok(Self { parameters, statistics })
     }
 
-    /// Moves the average towards a model, by the same step in all its numbers: e ← e + (1 − d)·(x − e). Errors: those of
-    /// [`Ema::update`].
+    /// Moves the average towards a model, by the same step in all its numbers: e ← e + (1 − d)·(x − e). Errors: those
+    /// of [`Ema::update`].
     pub fn update(&mut self, model: &BiFormer) -> Result<()> {
         self.parameters.update(&model.parameters)?;
         self.follow_statistics(model)

@@ -14,8 +14,8 @@ use std::path::Path;
 pub const BEST: &str = "best.safetensors";
 
 impl RunFolder {
-    /// The epoch that the best epoch's checkpoint is of: an earlier or a worse one if the best one's was lost. None if it
-    /// is not there, or damaged.
+    /// The epoch that the best epoch's checkpoint is of: an earlier or a worse one if the best one's was lost. None if
+    /// it is not there, or damaged.
     pub fn kept_epoch(&self) -> Option<usize> {
         kept_in(self.path())
     }
@@ -35,8 +35,8 @@ impl RunFolder {
         }
     }
 
-    /// The error of an unusable checkpoint, with the advice to use the best epoch's in its place if that one is intact. If
-    /// the file cannot be read there is no such advice: the checkpoint itself may be intact.
+    /// The error of an unusable checkpoint, with the advice to use the best epoch's in its place if that one is intact.
+    /// If the file cannot be read there is no such advice: the checkpoint itself may be intact.
     pub fn or_best(&self, error: Error) -> Error {
         let is_read = matches!(kind(&error), None | Some(io::ErrorKind::UnexpectedEof | io::ErrorKind::InvalidData));
         match is_read.then(|| whole_best(self.path())).flatten() {
@@ -60,8 +60,8 @@ impl RunFolder {
         }
     }
 
-    /// If the last epoch is better than the one that is kept, keeps a copy of the checkpoint that was written after it. As
-    /// long as nothing is lost, the one that is kept is the best so far.
+    /// If the last epoch is better than the one that is kept, keeps a copy of the checkpoint that was written after it.
+    /// As long as nothing is lost, the one that is kept is the best so far.
     pub(super) fn keep_best(&self, progress: &Progress, by: Measure) -> Result<()> {
         let Some([last, best]) = by.last_and_best(&progress.epochs) else { return Ok(()) };
         let path = self.path().join(BEST);

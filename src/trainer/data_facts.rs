@@ -77,8 +77,9 @@ impl DataFacts {
         if self.test_split == Some(Split::Val) { "validation" } else { "test" }
     }
 
-    /// Refuses to go on with other images than a run began with, by their classes, number, labels and names: it would learn
-    /// from others, or its accuracies would not compare with each other. What is not known of the run's may be anything.
+    /// Refuses to go on with other images than a run began with, by their classes, number, labels and names: it would
+    /// learn from others, or its accuracies would not compare with each other. What is not known of the run's may be
+    /// anything.
     pub(super) fn ensure_same(&self, source: &str, images: &Images) -> Result<()> {
         fn changed<T: PartialEq + Copy>(before: Option<T>, now: Option<T>) -> Option<[T; 2]> {
             before.zip(now).filter(|(before, now)| before != now).map(<[T; 2]>::from)

@@ -153,8 +153,8 @@ impl RunFolder {
         self.path.join(FILE_NAME)
     }
 
-    /// Goes back to the state at this place of the run: the logs are without later epochs, which a run that is resumed from
-    /// an earlier checkpoint writes again. Half-written files of killed processes are removed.
+    /// Goes back to the state at this place of the run: the logs are without later epochs, which a run that is resumed
+    /// from an earlier checkpoint writes again. Half-written files of killed processes are removed.
     pub(super) fn rewind(&self, progress: &Progress) -> Result<()> {
         self.rewind_logs(progress)?;
         remove_leftovers(&self.path);
@@ -182,8 +182,8 @@ impl RunFolder {
     }
 }
 
-/// The content of a log or a configuration: empty where there is none, `None` where it cannot be read, or is longer than
-/// anything that a run writes there. Errors: it is no regular file.
+/// The content of a log or a configuration: empty where there is none, `None` where it cannot be read, or is longer
+/// than anything that a run writes there. Errors: it is no regular file.
 pub(super) fn read(path: &Path) -> Result<Option<Vec<u8>>> {
     const MAX: u64 = 256 << 20;
     ensure_regular(path)?;

@@ -107,8 +107,8 @@ impl Images {
         self.test_split
     }
 
-    /// Replaces a model's default number of classes with that of the data; any other number that differs is an error, and
-    /// so is a single class.
+    /// Replaces a model's default number of classes with that of the data; any other number that differs is an error,
+    /// and so is a single class.
     pub(super) fn settle_classes(&self, config: &mut RunConfig) -> Result<()> {
         let names = self.train.classes();
         let classes = names.len();

@@ -25,8 +25,8 @@ impl Measure {
         }
     }
 
-    /// Whether one epoch is better than another: its accuracy is higher, or as high and its loss is smaller. Any accuracy
-    /// is higher than none.
+    /// Whether one epoch is better than another: its accuracy is higher, or as high and its loss is smaller. Any
+    /// accuracy is higher than none.
     pub fn prefers(self, one: &EpochMetrics, other: &EpochMetrics) -> bool {
         let (one_of, other_of) = (self.of(one), self.of(other));
         one_of > other_of || one_of == other_of && one.test_loss < other.test_loss

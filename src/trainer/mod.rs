@@ -119,8 +119,8 @@ impl Trainer {
 
     /// A new run on the caller's own images, recorded under the name of the training data set. They cannot be opened
     /// again by that name: such a run is resumed with [`resume_on`](Self::resume_on), and `biformer eval` needs
-    /// `--data`. Weights that it starts from must be of the configuration's model, as in [`new`](Self::new). Errors: those
-    /// of `new`, except that these images are open.
+    /// `--data`. Weights that it starts from must be of the configuration's model, as in [`new`](Self::new). Errors:
+    /// those of `new`, except that these images are open.
     ///
     /// ```no_run
     /// use biformer::config::RunConfig;
@@ -254,8 +254,9 @@ impl Trainer {
 
     /// Trains until all epochs are done or `stop` is set, in which case it stops after the current step at the latest,
     /// or after an image that is being decoded. If `stop` is set from the beginning, it takes one step, or none if only
-    /// the epoch's test is left: a caller that always sets it would never get past that test. Errors: images that cannot
-    /// be read, a loss that is not finite, a full disk, a GPU that fails. Each says what is saved and how the run goes on.
+    /// the epoch's test is left: a caller that always sets it would never get past that test. Errors: images that
+    /// cannot be read, a loss that is not finite, a full disk, a GPU that fails. Each says what is saved and how the
+    /// run goes on.
     pub fn run(&mut self, stop: &AtomicBool) -> Result<Outcome> {
         Arc::clone(&self.pool).install(|| {
             introduce(&self.learner, &self.progress, &self.facts, [&self.train, &self.test]);
@@ -285,8 +286,8 @@ impl Trainer {
             self.progress.epochs.push(metrics);
             self.progress.batch = 0;
             self.progress.score = Score::default();
-            // The timing comes first: if the program is killed between the two, there is a line too many, which resuming
-            // removes. If it cannot be written, the checkpoint still is.
+            // The timing comes first: if the program is killed between the two, there is a line too many, which
+            // resuming removes. If it cannot be written, the checkpoint still is.
             let elapsed = started.elapsed();
             let timed = self.folder.append_timing(&Timing::new(epoch, elapsed, training, self.config().device));
             self.save()?;

@@ -38,8 +38,8 @@ impl Trainer {
     fn resume_in_pool(folder: &Path, changes: &Changes, images: Option<Images>) -> Result<Self> {
         let folder = RunFolder::open(folder)?;
         let mut checkpoint = Checkpoint::read(&folder.checkpoint()).map_err(|error| folder.or_best(error))?;
-        // Its tensors are read again when all else is known to be right, so that a run needs no more memory to go on than
-        // it did to begin.
+        // Its tensors are read again when all else is known to be right, so that a run needs no more memory to go on
+        // than it did to begin.
         checkpoint.described.file.tensors.clear();
         trim_pool();
         let mut config = checkpoint.described.config.resumed(changes)?;

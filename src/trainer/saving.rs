@@ -25,8 +25,8 @@ impl Saving {
     }
 
     /// Saves if that is due, now that the run has taken this many steps. Gives the error of a full disk, with which
-    /// training goes on: there may be room again when enough time has passed for the next try, or before the epoch ends.
-    /// Errors: all others of saving.
+    /// training goes on: there may be room again when enough time has passed for the next try, or before the epoch
+    /// ends. Errors: all others of saving.
     pub fn after(&mut self, steps: u64, save: impl FnOnce() -> Result<()>) -> Result<Option<Error>> {
         let in_steps = self.every > 0 && steps.is_multiple_of(self.every) && !self.full;
         let in_time = self.every > 0 && self.last.elapsed() >= self.longest;

@@ -104,9 +104,9 @@ pub fn tested(model: &BiFormer, loader: &Loader) -> Result<Tested> {
 }
 
 /// Tests a model on all images of a loader, or until `stop` is set: `each` gets every batch with the model's verdicts
-/// on those of its images [that count](data::Batch::counted), and its logits (N, K) on all of them.
-/// Returns whether all batches have been tested. Errors: a model without a head; a loader that varies images; those of the
-/// loader, and of `each`; a loss that is not finite, whose message begins with `way_out`.
+/// on those of its images [that count](data::Batch::counted), and its logits (N, K) on all of them. Returns whether all
+/// batches have been tested. Errors: a model without a head; a loader that varies images; those of the loader, and of
+/// `each`; a loss that is not finite, whose message begins with `way_out`.
 pub fn test(
     model: &BiFormer,
     loader: &Loader,
@@ -197,8 +197,8 @@ fn first_to_go_wrong(model: &BiFormer, [images, targets]: &[Tensor; 2], mode: Mo
     }
 }
 
-/// The class of a row's largest logit, of equal ones the lowest; its share of the softmax; and the row's score, with the plain
-/// cross-entropy.
+/// The class of a row's largest logit, of equal ones the lowest; its share of the softmax; and the row's score, with
+/// the plain cross-entropy.
 fn verdict(row: &[f32], label: u32) -> Result<(u32, f64, Score)> {
     let score = score(row, label)?;
     let higher = |best: (u32, f32), (class, &x): (u32, &f32)| if x > best.1 { (class, x) } else { best };

@@ -27,8 +27,8 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Of the run in a folder, or of a checkpoint in one. Of the checkpoint, only the metadata are read. Errors: there is
-    /// none, or it is damaged.
+    /// Of the run in a folder, or of a checkpoint in one. Of the checkpoint, only the metadata are read. Errors: there
+    /// is none, or it is damaged.
     pub fn read(path: &Path) -> Result<Self> {
         let file = if path.is_dir() { path.join(FILE_NAME) } else { path.to_owned() };
         let shown = file.display();

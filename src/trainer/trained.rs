@@ -40,8 +40,8 @@ pub struct Described {
     pub config: RunConfig,
     /// What they were trained on.
     pub data: DataFacts,
-    /// Its tensors. Those that are only needed to go on are among them where a [`Checkpoint`](super::checkpoint::Checkpoint)
-    /// was read as such.
+    /// Its tensors. Those that are only needed to go on are among them where a
+    /// [`Checkpoint`](super::checkpoint::Checkpoint) was read as such.
     pub file: TensorFile,
 }
 

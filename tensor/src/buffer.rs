@@ -321,8 +321,8 @@ fn refused(bytes: usize) -> ! {
     panic!("{OUT_OF_MEMORY}: the system refused {} kB more", bytes.div_ceil(1000))
 }
 
-/// Memory that is no part of a slab. Built with `--cfg exact_buffers`, each buffer is an allocation of exactly its size,
-/// so that a sanitizer, or Miri, sees the first byte that is touched beyond it.
+/// Memory that is no part of a slab. Built with `--cfg exact_buffers`, each buffer is an allocation of exactly its
+/// size, so that a sanitizer, or Miri, sees the first byte that is touched beyond it.
 fn alone(len: usize) -> NonNull<u8> {
     // SAFETY: the size is not 0.
     let memory = refusable(|| unsafe { alloc_zeroed(layout_alone(len)) });

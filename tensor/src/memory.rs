@@ -16,8 +16,8 @@ pub(crate) fn refusable<R>(ask: impl FnOnce() -> R) -> R {
     answer
 }
 
-/// Whether this thread can do without the memory that it is asking for. A program's global allocator may want to know: what
-/// the system refuses to others ends the program.
+/// Whether this thread can do without the memory that it is asking for. A program's global allocator may want to know:
+/// what the system refuses to others ends the program.
 pub fn is_refusable() -> bool {
     REFUSABLE.get()
 }

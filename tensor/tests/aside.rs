@@ -21,8 +21,8 @@ fn assert_all(tensor: &Tensor, expected: f32, what: &str) {
 
 /// [`Gpu::aside`], as all tests use it.
 fn aside(gpu: &Gpu, reads: &[&Tensor], work: impl FnOnce() -> Result<()>) -> Result<()> {
-    // SAFETY: the tests name all tensors that are read. What is written is used by nobody else until it is joined; but on
-    // the emulated device, which does not write it before, one test has a look at it.
+    // SAFETY: the tests name all tensors that are read. What is written is used by nobody else until it is joined; but
+    // on the emulated device, which does not write it before, one test has a look at it.
     unsafe { gpu.aside(reads, work) }
 }
 

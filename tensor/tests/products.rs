@@ -159,8 +159,8 @@ fn a_long_product_is_exact() {
     }
 }
 
-/// That is the third one if the first is slow, and the second gives other bits; and the first if both others do, or if it is
-/// the only fast one. A product that is added to something has kernels, and so a choice, of its own.
+/// That is the third one if the first is slow, and the second gives other bits; and the first if both others do, or if
+/// it is the only fast one. A product that is added to something has kernels, and so a choice, of its own.
 #[test]
 fn the_fastest_algorithm_that_changes_no_bit_is_used() {
     if std::env::var_os("BIFORMER_TEST_GPU").is_none() {
@@ -228,8 +228,8 @@ fn an_epilogue_that_fails_is_an_error() {
     product().into(result.as_out("test", false).unwrap()).unwrap();
 }
 
-/// Also where cuBLASLt does nothing besides, refuses at last what it had promised, or would be slow; where it refuses all
-/// but the last of its algorithms; and where it knows none that adds up parts.
+/// Also where cuBLASLt does nothing besides, refuses at last what it had promised, or would be slow; where it refuses
+/// all but the last of its algorithms; and where it knows none that adds up parts.
 #[test]
 fn on_the_standin_gpu() {
     let Some(standin) = Standin::compiled() else { return };

@@ -85,8 +85,8 @@ pub fn picture(path: &Path, width: u32, height: u32, colour: [u8; 3]) {
     write_picture(path, [width, height], &row.collect::<Vec<u8>>().repeat(height as usize));
 }
 
-/// Writes red, green and blue bytes. By its `save` the crate `image` would have the encoders of all formats compiled into each
-/// test program.
+/// Writes red, green and blue bytes. By its `save` the crate `image` would have the encoders of all formats compiled
+/// into each test program.
 pub fn write_picture(path: &Path, [width, height]: [u32; 2], pixels: &[u8]) {
     let (mut bytes, extension) = (vec![], path.extension().unwrap().to_ascii_lowercase());
     let outcome = match extension.to_str() {

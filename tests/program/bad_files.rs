@@ -1,5 +1,5 @@
-//! Files that the program is to read and cannot: weights, checkpoints, run folders. What it says is one line with the way
-//! out, and nothing on disk is harmed.
+//! Files that the program is to read and cannot: weights, checkpoints, run folders. What it says is one line with the
+//! way out, and nothing on disk is harmed.
 
 use crate::common::program::{biformer, contents, fresh, json, text};
 use crate::common::samples::{self, Trained, copied_run, of_one_epoch};

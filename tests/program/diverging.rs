@@ -1,4 +1,5 @@
-//! Runs that diverge, and weights that no run can go on from: where it went wrong is said, and nothing unusable is kept.
+//! Runs that diverge, and weights that no run can go on from: where it went wrong is said, and nothing unusable is
+//! kept.
 
 use crate::common::program::{biformer, copy_folder, fresh, text};
 use crate::common::samples::{self, of_one_epoch, train};

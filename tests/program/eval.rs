@@ -174,8 +174,8 @@ fn other_images_may_be_of_some_of_the_classes() {
         .refused(&["some: the 2 classes dusk, night are none of the 2", "dark, light"]);
 }
 
-/// A state_dict does not say what its classes are. Of a thousand they are ImageNet's, which may go by their folders' names;
-/// others go by the order of theirs.
+/// A state_dict does not say what its classes are. Of a thousand they are ImageNet's, which may go by their folders'
+/// names; others go by the order of theirs.
 #[test]
 fn classes_without_names_are_imagenets_or_the_datas() {
     let folder = fresh("eval-imagenet");

@@ -102,7 +102,8 @@ fn the_best_epoch_may_be_that_of_the_mean_class() {
     assert!(said.contains("Test accuracy 0.0% after epoch 2; best after epoch 1, 100.0%."), "{said}");
     resume(&by_class);
 
-    // What was the best by another measure is not written over by resuming, once or twice: its weights may be nowhere else.
+    // What was the best by another measure is not written over by resuming, once or twice: its weights may be nowhere
+    // else.
     let mut first = Checkpoint::read(&run.join("checkpoint.safetensors")).unwrap();
     first.progress.epochs.truncate(1);
     first.described.config.best_by = Measure::Accuracy;

@@ -1,5 +1,5 @@
-//! PyTorch's own files, which PyTorch wrote (`fixtures/pth/make.py`): read to the bit, and used as safetensors files are. What
-//! is no such file, or was damaged, is refused.
+//! PyTorch's own files, which PyTorch wrote (`fixtures/pth/make.py`): read to the bit, and used as safetensors files
+//! are. What is no such file, or was damaged, is refused.
 
 use crate::common::generator;
 use crate::common::program::{biformer, fresh, json, text};
@@ -13,7 +13,8 @@ fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/pth").join(name)
 }
 
-/// How the model of `training.pth` differs from `nano`, as `--set` takes it, and its logits, which PyTorch computed in f64.
+/// How the model of `training.pth` differs from `nano`, as `--set` takes it, and its logits, which PyTorch computed in
+/// f64.
 fn expected() -> (Vec<String>, Vec<f64>) {
     let vector = json(&fs::read_to_string(fixture("training.json")).unwrap());
     let fields = vector["config"].as_object().unwrap().iter().map(|(field, value)| format!("{field}={value}"));
@@ -123,8 +124,8 @@ fn what_holds_no_weights_is_refused_with_the_way_out() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 600, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Neither a byte that is another nor an end that comes too early makes reading panic, or hang. The archive has checksums,
-    /// so that a change is noticed, but for those in what nobody reads.
+    /// Neither a byte that is another nor an end that comes too early makes reading panic, or hang. The archive has
+    /// checksums, so that a change is noticed, but for those in what nobody reads.
     #[test]
     fn damaged_files_are_refused_or_the_same(
         name in prop_oneof![Just("training.pth"), Just("kinds.pth")],

@@ -1,5 +1,5 @@
-//! What becomes of a run's folder while the run is on its way, or between two parts of it: it is moved, another run asks
-//! for it, its files are edited.
+//! What becomes of a run's folder while the run is on its way, or between two parts of it: it is moved, another run
+//! asks for it, its files are edited.
 
 use crate::common::program::{biformer, contents, epochs, fresh, place, text};
 use crate::common::samples::{self, copied_run};

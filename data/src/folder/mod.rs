@@ -44,9 +44,9 @@ impl ImageFolder {
     /// are the split's own.
     ///
     /// Errors: [`Error::Lacking`] where a split or all of its classes are not there, [`Error::UntaughtClasses`] where a
-    /// test has classes that the training images have not, [`Error::EmptyClass`], [`Error::Classes`] where several classes
-    /// are empty, [`Error::Unsupported`] where a class of the test holds a run in the training images, and for a class name
-    /// that is not UTF-8, [`Error::Io`].
+    /// test has classes that the training images have not, [`Error::EmptyClass`], [`Error::Classes`] where several
+    /// classes are empty, [`Error::Unsupported`] where a class of the test holds a run in the training images, and for
+    /// a class name that is not UTF-8, [`Error::Io`].
     pub fn divided(root: &Path, split: Split) -> Result<Self> {
         if split == Split::All {
             let parts = PARTS.map(Split::name).into_iter().filter(|part| root.join(part).is_dir());

@@ -124,8 +124,8 @@ proptest! {
     }
 }
 
-/// A header that promises 4 billion pixels must not be believed, nor one of as many as it can say; nor one of half a billion
-/// bits, which would be three times as many bytes as RGB.
+/// A header that promises 4 billion pixels must not be believed, nor one of as many as it can say; nor one of half a
+/// billion bits, which would be three times as many bytes as RGB.
 #[test]
 fn a_picture_too_large_is_refused_before_the_memory_is_taken() {
     let root = tempfile::tempdir().unwrap();

@@ -343,9 +343,9 @@ fn settings_that_make_no_batch() {
     assert_eq!(loader.epoch(0, 0).next().unwrap().unwrap().shape, [10, 32, 32, 3]);
 }
 
-/// `DATA=path/to/images cargo test --release -p biformer-data --test all -- --ignored --nocapture speed` prints images a second,
-/// of a folder at 224x224, or without `DATA` of the embedded ones at 32x32: as they are varied by default, and with the
-/// published recipe.
+/// `DATA=path/to/images cargo test --release -p biformer-data --test all -- --ignored --nocapture speed` prints images
+/// a second, of a folder at 224x224, or without `DATA` of the embedded ones at 32x32: as they are varied by default,
+/// and with the published recipe.
 #[test]
 #[ignore = "a measurement"]
 fn speed() {

@@ -1,4 +1,5 @@
-//! Data sets, transforms and the loader as a program uses them: one program, because linking takes longer than most tests.
+//! Data sets, transforms and the loader as a program uses them: one program, because linking takes longer than most
+//! tests.
 
 mod support;
 

@@ -31,8 +31,8 @@ fn own(sample: usize) -> f32 {
     sample as f32 / 255.0
 }
 
-/// For each image of a batch that is mixed in one draw: its sample, its partner's, and the share that it has kept, by its
-/// target.
+/// For each image of a batch that is mixed in one draw: its sample, its partner's, and the share that it has kept, by
+/// its target.
 fn shares(batch: &Batch) -> Vec<(usize, usize, f32)> {
     let count = batch.samples.len();
     let share = |slot: usize| {

@@ -56,8 +56,8 @@ fn the_mean_colour_in_bytes() {
     // Half of the operations are applied, and five of fifteen move.
     let moved = (0..300).filter(|&stream| count(&still, stream) > 0).count();
     assert!((24..76).contains(&moved), "{moved} of 300"); // 50, and four standard deviations
-    // 80 of 81 shifts have an edge to fill. Half meet no operation, and 7 of 15 keep the edge's colour: those that move, that
-    // which sharpens, and that which equalises, which so few pixels are too few for.
+    // 80 of 81 shifts have an edge to fill. Half meet no operation, and 7 of 15 keep the edge's colour: those that
+    // move, that which sharpens, and that which equalises, which so few pixels are too few for.
     let filled = (0..300).filter(|&stream| count(&shifted, stream) > 0).count();
     assert!((187..247).contains(&filled), "{filled} of 300"); // 217, and four standard deviations
 }

@@ -195,8 +195,8 @@ fn the_same_stream_gives_the_same_bits() {
     }
 }
 
-/// The bits that older runs saw: what is new may not change them unasked. (The last time that it did, resizing came to round
-/// as Pillow does.)
+/// The bits that older runs saw: what is new may not change them unasked. (The last time that it did, resizing came to
+/// round as Pillow does.)
 #[test]
 fn the_bits_of_older_runs() {
     let small = Augmentation { fill: Fill::Mean, erase: 0.5, ..Augmentation::default() };

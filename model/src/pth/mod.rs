@@ -26,8 +26,8 @@ use view::{Made, View, made};
 /// What the files begin with.
 pub const MAGIC: &[u8; 4] = b"PK\x03\x04";
 
-/// Whether a file begins as those of earlier versions do: with a pickle of a large number, of protocol 2 or 3, or of 4 or
-/// 5, where the length of the pickle, 13 bytes, comes first.
+/// Whether a file begins as those of earlier versions do: with a pickle of a large number, of protocol 2 or 3, or of 4
+/// or 5, where the length of the pickle, 13 bytes, comes first.
 pub fn is_of_earlier_version(bytes: &[u8]) -> bool {
     match bytes {
         [0x80, 2 | 3, rest @ ..] => rest.starts_with(b"\x8a\x0al\xfc\x9cF\xf9"),

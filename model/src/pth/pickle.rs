@@ -1,6 +1,7 @@
-//! Python's pickles, as far as `torch.save` writes them: protocols 2 to 5 (CPython's `pickletools` describes the opcodes). A
-//! pickle is a program for a stack machine, and Python calls whatever function it names. Here no function is called: a
-//! call is recorded as a value. Nothing is copied either, so a short pickle cannot expand into a large structure.
+//! Python's pickles, as far as `torch.save` writes them: protocols 2 to 5 (CPython's `pickletools` describes the
+//! opcodes). A pickle is a program for a stack machine, and Python calls whatever function it names. Here no function
+//! is called: a call is recorded as a value. Nothing is copied either, so a short pickle cannot expand into a large
+//! structure.
 
 use super::op;
 use std::collections::HashMap;
@@ -83,8 +84,8 @@ type Result<T> = std::result::Result<T, String>;
 
 /// The place of the one [`Value::Other`].
 const OTHER: Id = Id(0);
-/// The longest text that is read, in bytes. A pickle can use one as often as it likes, and whoever looks at it copies or
-/// compares all of it each time.
+/// The longest text that is read, in bytes. A pickle can use one as often as it likes, and whoever looks at it copies
+/// or compares all of it each time.
 const MAX_TEXT: usize = 1 << 10;
 
 struct Machine<'p> {

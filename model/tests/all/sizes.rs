@@ -33,8 +33,8 @@ fn parts_cost_what_the_model_costs() {
     }
 }
 
-/// The rough size is there before a model is made, and decides what is refused. It takes all mergings for 3x3 convolutions,
-/// and those of Swin's layout are 2x2: 6 % more.
+/// The rough size is there before a model is made, and decides what is refused. It takes all mergings for 3x3
+/// convolutions, and those of Swin's layout are 2x2: 6 % more.
 #[test]
 fn a_rough_size_is_near_the_size() {
     for preset in PRESETS {

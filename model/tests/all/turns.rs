@@ -20,7 +20,8 @@ fn model(features: &str) -> Result<BiFormer> {
     BiFormer::new(&preset("nano")?.config().with_overrides(fields)?, 1, DType::F64)
 }
 
-/// A configuration's results, and what the pass left behind, with images grouped by their own size or as if they were small.
+/// A configuration's results, and what the pass left behind, with images grouped by their own size or as if they were
+/// small.
 fn results(features: &str, small: bool) -> Result<(Vec<Tensor>, Trace)> {
     let model = model(features)?;
     let images = images(IMAGES, 64)?;
@@ -68,8 +69,8 @@ fn a_batch_in_parts_gives_what_it_gives_together() {
     rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap().install(compare).unwrap();
 }
 
-/// How many images go together depends on the number of threads; so no row of a product, and no element, may be computed
-/// otherwise for those beside it. Maps that fill no registers, in the types that have kernels of their own.
+/// How many images go together depends on the number of threads; so no row of a product, and no element, may be
+/// computed otherwise for those beside it. Maps that fill no registers, in the types that have kernels of their own.
 #[test]
 fn logits_have_the_same_bits_with_any_number_of_threads() -> Result<()> {
     let fields =

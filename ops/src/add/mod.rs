@@ -6,8 +6,8 @@
 //! types are saved.
 //!
 //! Operands may be views, both of the same type: f32 or f64, and on a GPU also bf16; or on a GPU a in bf16 with b in
-//! f32, which is rounded. Errors: [`tensor::Error::Broadcast`], [`tensor::Error::DType`], [`tensor::Error::Argument`] if
-//! the size of y overflows.
+//! f32, which is rounded. Errors: [`tensor::Error::Broadcast`], [`tensor::Error::DType`], [`tensor::Error::Argument`]
+//! if the size of y overflows.
 
 pub mod cases;
 mod cuda;

@@ -173,8 +173,8 @@ pub fn backward<T: Float>(
     });
 }
 
-/// The gradient of the normalised values (R, C), from that of GELU of them. A block of these values is computed again at
-/// a time; the gradient is kept, because on a CPU GELU's slope costs more than the memory traffic.
+/// The gradient of the normalised values (R, C), from that of GELU of them. A block of these values is computed again
+/// at a time; the gradient is kept, because on a CPU GELU's slope costs more than the memory traffic.
 fn before_gelu<T: Float>(dy: &[T], x: &[T], [weight, bias]: [&[T]; 2], [mean, rstd]: [&[T]; 2]) -> Scratch<T> {
     let (scale, mut room) = (scale_of(weight, rstd), None);
     let [scale, bias, mean] = repeated([&scale, bias, mean], &mut room);

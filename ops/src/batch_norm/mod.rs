@@ -8,10 +8,10 @@
 //! dx = γ·r·dy. In training x̂ depends on x also through μ and r, as in layer normalisation but along the other
 //! axis: with R rows, dx = γ·r·(dy − dβ/R − x̂·dγ/R). Saved: x, γ, β, μ and r; x̂ is recomputed.
 //!
-//! **With GELU** after it ([`gelu`](mod@crate::gelu)), the value is gelu(y), and dy·gelu'(y) takes the place of dy. Both
-//! passes compute y from x as they go, so it is never a map in memory. A GPU's backward pass computes the slope twice,
-//! for the sums and for dx, rather than write and read dy·gelu'(y); the CPU's keeps dy·gelu'(y) from one to the other,
-//! because there the slope costs more than the memory traffic.
+//! **With GELU** after it ([`gelu`](mod@crate::gelu)), the value is gelu(y), and dy·gelu'(y) takes the place of dy.
+//! Both passes compute y from x as they go, so it is never a map in memory. A GPU's backward pass computes the slope
+//! twice, for the sums and for dx, rather than write and read dy·gelu'(y); the CPU's keeps dy·gelu'(y) from one to the
+//! other, because there the slope costs more than the memory traffic.
 //!
 //! The statistics of a batch are returned beside y, with the *unbiased* variance R/(R − 1)·σ², which is what
 //! running statistics are updated with. They are not part of the tape: no gradient flows through them.

@@ -21,15 +21,14 @@
 //!
 //! Operands must be contiguous; f32 or f64, and on a GPU also qkv in bf16 with the convolution's parameters in f32. In
 //! f32, large scores s·q·kⱼ cost gradients precision, as they are rounded themselves. Their rounded log-sum-exp would
-//! cost more: a CPU divides what dS has of A by its rows' sums, so that gradients are as exact as those of
-//! [`composed`] (within 7·10⁻⁶ of the largest at scores of 400, 4·10⁻⁴ at 26,000). A GPU does not divide, and above
-//! 9,000 loses up to 0.5 %. Beyond 10⁹ rounding errors alone can overflow the exponential. An affinity that is NaN
-//! counts as the lowest, as in [`top_k`](mod@crate::top_k): a region with a NaN among its keys is chosen only by
-//! regions that have fewer than k others to choose from. Infinite keys make infinite affinities, of which the positive
-//! are the highest.
-//! Errors: [`tensor::Error::Argument`] when heads, grid or k do not fit, and for a map without tokens, [`tensor::Error::Shape`],
-//! [`tensor::Error::DType`], [`tensor::Error::NotContiguous`]. Source: Zhu et al., "BiFormer: vision transformer with
-//! bi-level routing attention", CVPR 2023, algorithm 1.
+//! cost more: a CPU divides what dS has of A by its rows' sums, so that gradients are as exact as those of [`composed`]
+//! (within 7·10⁻⁶ of the largest at scores of 400, 4·10⁻⁴ at 26,000). A GPU does not divide, and above 9,000 loses up
+//! to 0.5 %. Beyond 10⁹ rounding errors alone can overflow the exponential. An affinity that is NaN counts as the
+//! lowest, as in [`top_k`](mod@crate::top_k): a region with a NaN among its keys is chosen only by regions that have
+//! fewer than k others to choose from. Infinite keys make infinite affinities, of which the positive are the highest.
+//! Errors: [`tensor::Error::Argument`] when heads, grid or k do not fit, and for a map without tokens,
+//! [`tensor::Error::Shape`], [`tensor::Error::DType`], [`tensor::Error::NotContiguous`]. Source: Zhu et al., "BiFormer:
+//! vision transformer with bi-level routing attention", CVPR 2023, algorithm 1.
 
 pub mod cases;
 pub mod composed;

@@ -18,9 +18,9 @@ pub struct Routing {
     pub affinities: Tensor,
 }
 
-/// Routes the regions of qkv (N, H, W, 2D + C): the k largest of s·q̂ₚ·k̂ᵣ for each region p, where q̂ and k̂
-/// are the means of the regions' queries and keys. Nothing of it is recorded on a tape: routing is detached. Errors: those
-/// of [`bra`](mod@crate::bra).
+/// Routes the regions of qkv (N, H, W, 2D + C): the k largest of s·q̂ₚ·k̂ᵣ for each region p, where q̂ and k̂ are the
+/// means of the regions' queries and keys. Nothing of it is recorded on a tape: routing is detached. Errors: those of
+/// [`bra`](mod@crate::bra).
 pub fn route(qkv: &Tensor, attributes: &Bra) -> Result<Routing> {
     let g = attributes.geometry(qkv)?;
     let (map, grid, size) = (g.regions.map(), g.regions.grid(), g.regions.size());

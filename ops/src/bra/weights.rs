@@ -7,10 +7,10 @@ use super::{Bra, RouteKind};
 use crate::bra::geometry::Geometry;
 use tensor::{DType, Device, Error, Result, Tensor};
 
-/// The weights with which a token (row, column) of each map attends to all of its map's tokens, in the attention of
-/// qkv (N, H, W, 2D + C) along `routes` (N, P, k), as [`Routed`](super::Routed) and [`Routing`](super::Routing) have
-/// them: (N, heads, H, W) in f64. They are 0 for tokens that are not attended to, and only for those; NaN where the
-/// attention is. Each head's sum up to 1, except in soft routing, where they include the shares of the regions. For full
+/// The weights with which a token (row, column) of each map attends to all of its map's tokens, in the attention of qkv
+/// (N, H, W, 2D + C) along `routes` (N, P, k), as [`Routed`](super::Routed) and [`Routing`](super::Routing) have them:
+/// (N, heads, H, W) in f64. They are 0 for tokens that are not attended to, and only for those; NaN where the attention
+/// is. Each head's sum up to 1, except in soft routing, where they include the shares of the regions. For full
 /// attention, the grid is [1, 1], k is 1, and all routes are 0.
 ///
 /// Errors: [`Error::Argument`] for attributes that do not fit, or `valid` in soft routing, [`Error::OutOfRange`] for a

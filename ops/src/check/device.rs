@@ -65,8 +65,8 @@ pub fn check_on(op: &Op, device: &Device, dtype: DType, again: bool) -> DeviceRe
 
 /// Compares a case on a device, in a type, with the CPU in f64 on the same (rounded) inputs. If it is to run `again`, a
 /// second run must be bit-identical, a second contribution to a gradient must be accumulated, and in f32 a strided view
-/// must give the same bits as a copy, or be refused. Errors: those of the operation; [`Error::Tensor`] if shapes or bits
-/// differ; [`Error::MissingGradient`] if only one of the two gives an input a gradient.
+/// must give the same bits as a copy, or be refused. Errors: those of the operation; [`Error::Tensor`] if shapes or
+/// bits differ; [`Error::MissingGradient`] if only one of the two gives an input a gradient.
 pub fn parity(case: &Case, device: &Device, dtype: DType, again: bool) -> Result<Parity> {
     let rounded = case.inputs_as(dtype)?;
     let exact = widened(&rounded)?;

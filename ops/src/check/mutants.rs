@@ -151,8 +151,8 @@ fn run(mutant: Mutant, oracle: &Oracle<'_>) -> Result<Outcome> {
         }
         _ => {}
     }
-    // A rule may be even in what it saves: 1 − y², of tanh, is the same for −y. (One that ignores it altogether does not
-    // notice the other breakages either.)
+    // A rule may be even in what it saves: 1 − y², of tanh, is the same for −y. (One that ignores it altogether does
+    // not notice the other breakages either.)
     let even = changed
         && matches!(mutant, Mutant::Saved { breakage, .. } if BREAKAGES[breakage].0 == WRONG_SIGN)
         && same_bits(&gradients, &oracle.gradients(oracle.upstream(), |_| {})?);

@@ -1,5 +1,5 @@
-//! CUDA kernels of [`cross_entropy`](super::cross_entropy) and [`soft_cross_entropy`](super::soft_cross_entropy): a warp to
-//! a row.
+//! CUDA kernels of [`cross_entropy`](super::cross_entropy) and [`soft_cross_entropy`](super::soft_cross_entropy): a
+//! warp to a row.
 
 use crate::softmax;
 use tensor::cuda::elements::sum_rows;
@@ -18,8 +18,8 @@ pub static KERNELS: Module = Module {
     ],
 };
 
-/// The mean loss of logits (N, K) against labels (N), smoothed, or against shares (N, K) of the type of `p`, which takes
-/// the probabilities (N, K).
+/// The mean loss of logits (N, K) against labels (N), smoothed, or against shares (N, K) of the type of `p`, which
+/// takes the probabilities (N, K).
 pub fn forward(
     op: &'static str,
     logits: &Tensor,
@@ -36,8 +36,8 @@ pub fn forward(
         _ => launch("soft_cross_entropy_forward<T>")?,
     };
     let launch = launch.over_warps(rows).output(p)?.output(&mut losses)?;
-    // SAFETY: the logits, p and shares are (rows, classes), labels and losses (rows); the caller has ensured the types of
-    // the targets. A label is only compared.
+    // SAFETY: the logits, p and shares are (rows, classes), labels and losses (rows); the caller has ensured the types
+    // of the targets. A label is only compared.
     unsafe { launch.count(rows).extents([classes])?.run()? };
     sum_rows(&losses, [1, rows, 1], loss.as_out(op, false)?)
 }

@@ -1,9 +1,9 @@
-//! Cross-entropy with class labels, or with soft targets, for mixed images and token labels: shares of the classes. Fused
-//! with the softmax.
+//! Cross-entropy with class labels, or with soft targets, for mixed images and token labels: shares of the classes.
+//! Fused with the softmax.
 //!
-//! **Forward.** Logits x (N, K), one label l\[n\] < K per row, smoothing s. The target distribution of row n is t
-//! = (1 − s)·[k = l] + s/K, and the loss is the mean over the rows of −Σₖ tₖ·ln pₖ with p = softmax(x). As ln pₖ =
-//! (xₖ − m) − ln Σ exp(x − m) with m = max(x), the loss of a row is Σt·ln Σ exp(x − m) − Σ t·(x − m). The logarithm of a
+//! **Forward.** Logits x (N, K), one label l\[n\] < K per row, smoothing s. The target distribution of row n is t = (1
+//! − s)·[k = l] + s/K, and the loss is the mean over the rows of −Σₖ tₖ·ln pₖ with p = softmax(x). As ln pₖ = (xₖ − m)
+//! − ln Σ exp(x − m) with m = max(x), the loss of a row is Σt·ln Σ exp(x − m) − Σ t·(x − m). The logarithm of a
 //! probability that has underflowed is never taken. Instead of labels there may be shares t (N, K): Σt is 1 for
 //! distributions, but nothing here relies on it.
 //!
@@ -16,8 +16,8 @@
 //! [`tensor::Error::Shape`] if the shapes do not fit, or if there are no rows or no classes,
 //! [`tensor::Error::Argument`] for a label that is not a valid class (the message names the row) or s outside [0, 1],
 //! [`tensor::Error::NotContiguous`], [`tensor::Error::DType`]. Labels on a GPU cannot be checked without synchronising
-//! with it: there an invalid label makes the loss and its row's gradient NaN. Source: `torch.nn.CrossEntropyLoss`, timm's
-//! `SoftTargetCrossEntropy`; label smoothing by Szegedy et al., "Rethinking the Inception architecture", 2016.
+//! with it: there an invalid label makes the loss and its row's gradient NaN. Source: `torch.nn.CrossEntropyLoss`,
+//! timm's `SoftTargetCrossEntropy`; label smoothing by Szegedy et al., "Rethinking the Inception architecture", 2016.
 
 pub mod cases;
 mod cpu;

@@ -12,8 +12,8 @@
 //! **Backward.** y is linear in x: dx\[n\] = kₙ·dy\[n\]/(1 − p). Nothing is saved but which samples survive. The
 //! residual's gradient is dy, and what comes back through f is added to that of the samples that went into it.
 //!
-//! Operands must be contiguous; f32 or f64, and bf16 on a GPU. Errors: [`tensor::Error::Argument`] for p outside [0, 1),
-//! or if the numbers of the samples overflow, [`tensor::Error::Shape`] for a tensor without axes or a branch of
+//! Operands must be contiguous; f32 or f64, and bf16 on a GPU. Errors: [`tensor::Error::Argument`] for p outside [0,
+//! 1), or if the numbers of the samples overflow, [`tensor::Error::Shape`] for a tensor without axes or a branch of
 //! another shape than what it was given, [`tensor::Error::NotContiguous`], [`tensor::Error::DType`]. Source: Huang et
 //! al., "Deep networks with stochastic depth", ECCV 2016; one draw per sample, as in timm's `DropPath`.
 

@@ -8,7 +8,8 @@ pub static KERNELS: Module =
     Module { name: "dropout", source: include_str!("kernel.cu"), headers: &[], kernels: &["dropout<T>"] };
 
 impl Keep {
-    /// What a kernel must know, as five parameters: `const u64* key, u64 seed, u64 stream, u32 threshold, wide<T> scale`.
+    /// What a kernel must know, as five parameters: `const u64* key, u64 seed, u64 stream, u32 threshold, wide<T>
+    /// scale`.
     pub fn arguments<'a>(&self, launch: Launch<'a>, dtype: DType) -> Result<Launch<'a>> {
         Ok(launch.random(&self.rng)?.int(self.threshold as i32).number(self.scale, dtype))
     }

@@ -12,10 +12,10 @@
 //! **Residual.** [`dwconv_residual`] is x + dwconv(x), the position encoding as BiFormer uses it: equivalent to adding
 //! one to the kernel's centre (a = b = P), in y and in dx; all else is as above.
 //!
-//! K is 3, 5 or 7: the kernels are compiled for each. Operands must be contiguous; f32 or f64, and on a GPU also x in bf16
-//! with w and b in f32. Errors: [`tensor::Error::Shape`], [`tensor::Error::NotContiguous`], [`tensor::Error::DType`].
-//! Source: `torch.nn.Conv2d` with `groups = C, padding = K // 2`, whose weight layout this is. In BiFormer: the position
-//! encoding (K = 3) and the local context enhancement of the values (K = 5).
+//! K is 3, 5 or 7: the kernels are compiled for each. Operands must be contiguous; f32 or f64, and on a GPU also x in
+//! bf16 with w and b in f32. Errors: [`tensor::Error::Shape`], [`tensor::Error::NotContiguous`],
+//! [`tensor::Error::DType`]. Source: `torch.nn.Conv2d` with `groups = C, padding = K // 2`, whose weight layout this
+//! is. In BiFormer: the position encoding (K = 3) and the local context enhancement of the values (K = 5).
 
 pub mod cases;
 pub(crate) mod cpu;

@@ -113,8 +113,8 @@ pub fn recompute(x: &Tensor, [weight, bias]: [&Tensor; 2], [mean, rstd]: [&Tenso
     unsafe { rows.describe(launch)?.run() }
 }
 
-/// dx (R, C), dweight (C) and dbias (C) from dy (R, C). The latter two are added up [aside](Slot::write_aside), from what
-/// the blocks leave: nobody waits for them.
+/// dx (R, C), dweight (C) and dbias (C) from dy (R, C). The latter two are added up [aside](Slot::write_aside), from
+/// what the blocks leave: nobody waits for them.
 pub fn backward(
     dy: &Tensor,
     x: &Tensor,

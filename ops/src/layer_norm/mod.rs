@@ -9,8 +9,8 @@
 //!
 //! Operands must be contiguous; f32 or f64, and on a GPU also x in bf16 with γ and β in f32. Errors:
 //! [`tensor::Error::Shape`], [`tensor::Error::Argument`] for an ε that is 0 or less, or not finite,
-//! [`tensor::Error::NotContiguous`], [`tensor::Error::DType`]. Source: Ba, Kiros and Hinton, "Layer normalization", 2016;
-//! biased variance, as in `torch.nn.LayerNorm`.
+//! [`tensor::Error::NotContiguous`], [`tensor::Error::DType`]. Source: Ba, Kiros and Hinton, "Layer normalization",
+//! 2016; biased variance, as in `torch.nn.LayerNorm`.
 
 pub mod cases;
 mod cpu;

@@ -18,7 +18,8 @@ pub static KERNELS: Module = Module {
 /// memory delivers one, so with fewer it matters that every element is read just once.
 const INTENSITY: usize = 96;
 
-/// [`Error::DType`](tensor::Error::DType) unless a weight and a bias go with x: they are in its type, or that of its sums.
+/// [`Error::DType`](tensor::Error::DType) unless a weight and a bias go with x: they are in its type, or that of its
+/// sums.
 pub fn ensure_dtypes(op: &'static str, x: &Tensor, parameters: [Option<&Tensor>; 2]) -> Result<()> {
     let wrong = |parameter: &&Tensor| ![x.dtype(), x.dtype().of_sums()].contains(&parameter.dtype());
     parameters.into_iter().flatten().find(wrong).map_or(Ok(()), |wrong| wrong.ensure_dtype(op, x.dtype()))

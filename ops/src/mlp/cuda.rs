@@ -79,8 +79,8 @@ impl<'v, 't> FusedMlp<'v, 't> {
     }
 }
 
-/// What the kernel saves for the backward pass of a whole MLP. The normalised map is computed again: that is one pass more
-/// over a map of C channels, and a step keeps one less for each such block.
+/// What the kernel saves for the backward pass of a whole MLP. The normalised map is computed again: that is one pass
+/// more over a map of C channels, and a step keeps one less for each such block.
 struct MlpRule {
     x: Tensor,
     mean: Tensor,

@@ -7,10 +7,10 @@
 //! [`layer_norm`](mod@crate::layer_norm), and dy itself for a residual. Saved by the kernel: x, its rows' moments, h,
 //! W₁, W₂, γ and β; n and gelu(h) are computed again.
 //!
-//! The hidden maps are the widest of a block, and most of its memory traffic. On a GPU, in bf16, with 64 or 96 channels,
-//! one kernel computes all of it and keeps them in registers: where the parts read and write the equivalent of 17 maps
-//! of C channels, it moves two, and three more if a backward pass follows. In all other cases the parts are recorded
-//! instead.
+//! The hidden maps are the widest of a block, and most of its memory traffic. On a GPU, in bf16, with 64 or 96
+//! channels, one kernel computes all of it and keeps them in registers: where the parts read and write the equivalent
+//! of 17 maps of C channels, it moves two, and three more if a backward pass follows. In all other cases the parts are
+//! recorded instead.
 //!
 //! Operands and errors are those of the parts. Source: the block of Zhu et al., "BiFormer", 2023, section 3.3.
 

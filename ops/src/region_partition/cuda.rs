@@ -1,5 +1,5 @@
-//! The GPU's side of [`region_partition`](super::region_partition) and [`region_merge`](mod@crate::region_merge), forward
-//! and backward.
+//! The GPU's side of [`region_partition`](super::region_partition) and [`region_merge`](mod@crate::region_merge),
+//! forward and backward.
 
 use tensor::cuda::{Out, elements};
 use tensor::{Result, Tensor};

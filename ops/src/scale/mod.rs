@@ -4,7 +4,8 @@
 //!
 //! **Backward.** ∂y/∂x = c, so dx = c·dy. Nothing is saved but c.
 //!
-//! x must be contiguous; f32 or f64, and bf16 on a GPU. Errors: [`tensor::Error::NotContiguous`], [`tensor::Error::DType`].
+//! x must be contiguous; f32 or f64, and bf16 on a GPU. Errors: [`tensor::Error::NotContiguous`],
+//! [`tensor::Error::DType`].
 
 pub mod cases;
 mod cpu;

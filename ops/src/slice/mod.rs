@@ -5,8 +5,8 @@
 //! **Backward.** What was cut away has no influence, so dx is dy in the slice and 0 outside of it. Nothing
 //! is saved but the place of the slice.
 //!
-//! x may be a view, of any type; for the gradient f32 or f64, and bf16 on a GPU. Errors:
-//! [`tensor::Error::Axis`], [`tensor::Error::OutOfRange`], [`tensor::Error::Argument`] for a range that ends before it starts.
+//! x may be a view, of any type; for the gradient f32 or f64, and bf16 on a GPU. Errors: [`tensor::Error::Axis`],
+//! [`tensor::Error::OutOfRange`], [`tensor::Error::Argument`] for a range that ends before it starts.
 
 pub mod cases;
 pub mod reference;

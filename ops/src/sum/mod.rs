@@ -7,8 +7,8 @@
 //! **Backward.** Each x enters one sum with derivative 1, so dx is dy repeated along the axes that were
 //! summed: the adjoint of broadcasting is a sum, and of a sum, broadcasting. Nothing is saved but shapes.
 //!
-//! x must be contiguous; f32 or f64, and bf16 on a GPU. Errors: [`tensor::Error::Axis`], [`tensor::Error::NotContiguous`],
-//! [`tensor::Error::DType`].
+//! x must be contiguous; f32 or f64, and bf16 on a GPU. Errors: [`tensor::Error::Axis`],
+//! [`tensor::Error::NotContiguous`], [`tensor::Error::DType`].
 
 pub mod cases;
 pub mod reference;

@@ -53,8 +53,8 @@ impl Controls {
         Ok(())
     }
 
-    /// The norm that [`Controls::clip`] found, infinite if the square of the clipped norm would be, and NaN if it was not
-    /// called. It waits for the GPU.
+    /// The norm that [`Controls::clip`] found, infinite if the square of the clipped norm would be, and NaN if it was
+    /// not called. It waits for the GPU.
     pub fn norm(&self) -> Result<f64> {
         self.numbers.slice(0, NORM..NORM + 1)?.to_device(&Device::Cpu)?.cast(DType::F64)?.item()
     }

@@ -8,8 +8,9 @@ use autograd::{Gradients, Parameters};
 impl AdamW {
     /// The first of the three calls that a step on a GPU consists of, so that the second can be recorded: uploads the
     /// constants of this step, and the rate of the moving average if there is one. `max_norm` is the norm to which
-    /// gradients are clipped. Errors: [`Error::Setting`]; [`tensor::Error::Device`] on the CPU; [`tensor::Error::Shared`]
-    /// if anything else shares the buffers that the step will write, which a replayed step does not check itself.
+    /// gradients are clipped. Errors: [`Error::Setting`]; [`tensor::Error::Device`] on the CPU;
+    /// [`tensor::Error::Shared`] if anything else shares the buffers that the step will write, which a replayed step
+    /// does not check itself.
     pub fn prepare(
         &mut self,
         parameters: &Parameters,
@@ -27,11 +28,11 @@ impl AdamW {
 
     /// The second: computes the norm of the gradients, clips them, makes a step and, in the same sweep, updates the
     /// moving average; all without waiting, so that it can be [recorded](tensor::cuda::Gpu::record) and replayed. If
-    /// the norm of the gradients is not finite, or its square is not even after clipping (it then counts as infinite), no
-    /// step is made. In either case it [ends](Gradients::end_step) the step of the gradients. Errors: [`Error::Layout`],
-    /// [`autograd::Error::Unreached`], [`autograd::Error::NoBackward`] and [`tensor::Error::Shared`] as of
-    /// [`AdamW::step_clipped`]; those of [`Ema::update`]; [`tensor::Error::Argument`] without [`AdamW::prepare`], or
-    /// the second time after it.
+    /// the norm of the gradients is not finite, or its square is not even after clipping (it then counts as infinite),
+    /// no step is made. In either case it [ends](Gradients::end_step) the step of the gradients. Errors:
+    /// [`Error::Layout`], [`autograd::Error::Unreached`], [`autograd::Error::NoBackward`] and [`tensor::Error::Shared`]
+    /// as of [`AdamW::step_clipped`]; those of [`Ema::update`]; [`tensor::Error::Argument`] without [`AdamW::prepare`],
+    /// or the second time after it.
     pub fn clip_and_step(
         &mut self,
         parameters: &mut Parameters,
@@ -52,8 +53,8 @@ impl AdamW {
     }
 
     /// The third: waits for the step, counts it and the average's update, and returns the norm of the gradients.
-    /// Errors: [`Error::NonFinite`] if that is not finite (NaN if there was no second call), so that no step was made, and
-    /// none is counted; [`tensor::Error::Argument`] without [`AdamW::prepare`]; those of the GPU.
+    /// Errors: [`Error::NonFinite`] if that is not finite (NaN if there was no second call), so that no step was made,
+    /// and none is counted; [`tensor::Error::Argument`] without [`AdamW::prepare`]; those of the GPU.
     pub fn finish(&mut self, average: Option<&mut Ema>) -> Result<f64> {
         let controls = prepared(&mut self.controls)?;
         let norm = controls.norm()?;

@@ -56,18 +56,18 @@ pub struct Arguments {
         "model", "set", "image_size", "batch_size", "mode", "recompute", "steps", "profile", "only_bra", "device", "precision",
     ])]
     op: Option<Swept>,
-    /// With --op: the side of the largest map, in tokens, from 56 to 896; sides are doubled as long as they are no larger.
-    /// 448 by default.
+    /// With --op: the side of the largest map, in tokens, from 56 to 896; sides are doubled as long as they are no
+    /// larger. 448 by default.
     #[arg(long, value_name = "N")]
     largest: Option<usize>,
     /// With --op: draws the two curves to this PNG file.
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
-    /// Prints one JSON object: what was measured, and how. With --only-bra its stages have the times, with --op its curves.
-    /// For a model as a whole, its peak_rss_bytes, the peak resident set size, is null on systems other than Linux. Its
-    /// gpu_bytes, the GPU memory held after the last step, is null on the CPU. Its loss is the last step's, null for
-    /// inference; its output_rms is the root mean square of the last pass's output, null for training. With these two,
-    /// devices, precisions and runs can be compared.
+    /// Prints one JSON object: what was measured, and how. With --only-bra its stages have the times, with --op its
+    /// curves. For a model as a whole, its peak_rss_bytes, the peak resident set size, is null on systems other than
+    /// Linux. Its gpu_bytes, the GPU memory held after the last step, is null on the CPU. Its loss is the last step's,
+    /// null for inference; its output_rms is the root mean square of the last pass's output, null for training. With
+    /// these two, devices, precisions and runs can be compared.
     #[arg(long)]
     json: bool,
     #[command(flatten)]

@@ -9,8 +9,8 @@ use super::tile::{PanelRows, tiles};
 use crate::{Float, Scratch};
 use std::ops::Range;
 
-/// How many rows of B are multiplied at a time: as many as keep a panel of two or three registers in the L1 cache. One of
-/// four, of 64 KB, streams from the L2 cache, which is no slower than fewer rows at a time.
+/// How many rows of B are multiplied at a time: as many as keep a panel of two or three registers in the L1 cache. One
+/// of four, of 64 KB, streams from the L2 cache, which is no slower than fewer rows at a time.
 pub(super) const DEPTH: usize = 256;
 
 /// Where the rows of an operand start.

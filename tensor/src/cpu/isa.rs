@@ -22,7 +22,8 @@ pub enum Isa {
     Avx2 = 1,
     /// x86-64 with AVX-512 F, BW, DQ and VL.
     Avx512 = 2,
-    /// The same with products of pairs of bf16, where they are taken to be faster than those of f32 (AMD from Zen 4 on).
+    /// The same with products of pairs of bf16, where they are taken to be faster than those of f32 (AMD from Zen 4
+    /// on).
     Avx512Bf16 = 3,
     /// With AVX-512, those products, and tiles of bf16 (Intel from Sapphire Rapids on).
     Amx = 4,

@@ -18,7 +18,8 @@ pub fn items_per_task(work: usize) -> usize {
     (GRAIN / work.max(1)).max(1)
 }
 
-/// The stack of a thread that works: Rust's default, which an environment variable (`RUST_MIN_STACK`) could make too small.
+/// The stack of a thread that works: Rust's default, which an environment variable (`RUST_MIN_STACK`) could make too
+/// small.
 pub const STACK: usize = 2 << 20;
 
 /// A thread pool of `threads` threads (0: one per core) that flush denormals to zero: they carry no information in a
@@ -189,7 +190,8 @@ pub fn sum_in_pieces<T: Float>(
     });
 }
 
-/// As [`sum_in_pieces`], where `partial(range, sum)` stores the sum of one range in a row that may hold anything before.
+/// As [`sum_in_pieces`], where `partial(range, sum)` stores the sum of one range in a row that may hold anything
+/// before.
 pub fn sum_stored_pieces<T: Float>(
     items: usize,
     work_per_item: usize,

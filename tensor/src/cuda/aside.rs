@@ -5,8 +5,8 @@
 //! [`Gpu::join`] on. Until then the tensors that it reads are kept, so nobody can reuse their memory; whoever wants to
 //! write to one in place calls [`Gpu::join_readers`]. Memory that is returned while it is being submitted, its own
 //! temporary tensors above all, goes back to the pool only when it is joined, or when memory runs out and both streams
-//! wait for each other. And it has its own instance of each module, as kernels count in a module's memory which of their
-//! blocks are done.
+//! wait for each other. And it has its own instance of each module, as kernels count in a module's memory which of
+//! their blocks are done.
 //!
 //! Several pieces of work can be aside, which execute in order. How much memory they keep is limited: a new piece joins
 //! the first ones, if need be.
@@ -18,8 +18,8 @@ use std::cell::Cell;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-/// If this variable is set, nothing is aside: all work is done in order. For finding out whether that stream is at fault,
-/// and what it gains.
+/// If this variable is set, nothing is aside: all work is done in order. For finding out whether that stream is at
+/// fault, and what it gains.
 const ONE_STREAM_VARIABLE: &str = "BIFORMER_ONE_STREAM";
 
 /// Whether work may be aside.
@@ -102,13 +102,13 @@ impl Gpu {
         }
     }
 
-    /// Submits work that executes beside everything that is submitted after it, until [`Gpu::join`]. Nothing can be copied
-    /// from or to the machine's memory. Within other work aside it is a part of that; with the variable
+    /// Submits work that executes beside everything that is submitted after it, until [`Gpu::join`]. Nothing can be
+    /// copied from or to the machine's memory. Within other work aside it is a part of that; with the variable
     /// `BIFORMER_ONE_STREAM` set, nothing is aside. Errors: those of the work, and [`Error::Gpu`].
     ///
     /// # Safety
-    /// Until the join, all tensors that the work reads, and that somebody else could drop or change, must be in `reads`;
-    /// and nobody else may use, or drop, what it writes, except for tensors that it makes and drops itself.
+    /// Until the join, all tensors that the work reads, and that somebody else could drop or change, must be in
+    /// `reads`; and nobody else may use, or drop, what it writes, except for tensors that it makes and drops itself.
     pub unsafe fn aside<E: From<Error>>(
         &self,
         reads: &[&Tensor],

@@ -188,8 +188,8 @@ pub trait Driver: Send + Sync {
     /// Marks the present end of a stream.
     fn mark(&self, stream: Stream) -> Result<Mark>;
 
-    /// Makes all later requests on a stream wait for what another one was asked for before the mark, which can be waited
-    /// for once. The host does not wait.
+    /// Makes all later requests on a stream wait for what another one was asked for before the mark, which can be
+    /// waited for once. The host does not wait.
     fn wait(&self, stream: Stream, mark: Mark) -> Result<()>;
 
     /// Releases a mark that nothing will wait for.
@@ -211,15 +211,16 @@ pub trait Driver: Send + Sync {
     /// [`Module::instances`].
     fn load(&self, module: &Module) -> Result<Vec<Function>>;
 
-    /// Runs a kernel. The arguments must be those that it declares, and it must stay within memory that is the caller's.
+    /// Runs a kernel. The arguments must be those that it declares, and it must stay within memory that is the
+    /// caller's.
     unsafe fn launch(&self, stream: Stream, function: Function, extent: Extent, arguments: &[Arg]) -> Result<()>;
 
     /// Multiplies matrices, none of which is empty. Whether the row was added: not if the device cannot do that on the
     /// way, at little cost. A lack of memory is an error and not a no: a row that is added later gives other bits.
     unsafe fn multiply(&self, stream: Stream, product: &Product) -> Result<bool>;
 
-    /// From now on requests of [`Stream::Work`] are recorded instead of executed, and so are those of other streams from
-    /// when these are made to wait for it.
+    /// From now on requests of [`Stream::Work`] are recorded instead of executed, and so are those of other streams
+    /// from when these are made to wait for it.
     fn begin_recording(&self) -> Result<()>;
 
     /// Ends the recording. Before, [`Stream::Work`] must have been made to wait for all else that was recorded.

@@ -60,8 +60,8 @@ pub fn put(out: Out<'_>, values: &Tensor) -> Result<()> {
 }
 
 /// Stores or adds the elements of a view in a part of `out`, and leaves the rest as it is: element (i, j, ...) goes to
-/// `start` plus the sum of the positions times the strides. The mirror image of reading a view; two elements must not go
-/// to one place. Errors: [`Error::DType`], [`Error::OutOfRange`]. Panics unless there is a stride for each axis.
+/// `start` plus the sum of the positions times the strides. The mirror image of reading a view; two elements must not
+/// go to one place. Errors: [`Error::DType`], [`Error::OutOfRange`]. Panics unless there is a stride for each axis.
 pub fn put_within(out: Out<'_>, start: usize, strides: &[usize], values: &Tensor) -> Result<()> {
     assert_eq!(strides.len(), values.rank(), "strides of a place for values");
     let (dtype, count) = (values.dtype(), values.count());
@@ -122,10 +122,10 @@ pub fn sum_rows(x: &Tensor, [outer, rows, columns]: [usize; 3], out: Out<'_>) ->
     unsafe { tiles.describe(launch.out(Some(&out))?.extents([tiles.strips])?)?.run() }
 }
 
-/// The sums of x (P, C) over P, in a fixed order: the first ones go to the first place, and the last ones to the last, as
-/// many as each has room for. A block has all rows of its columns, so there should not be more than some hundreds.
-/// Errors: [`Error::DType`] unless the places are of one type, whose sums are x's; [`Error::Shape`] unless both together
-/// have room for C sums, or only one is wanted, and has room for no more; [`Error::NotContiguous`].
+/// The sums of x (P, C) over P, in a fixed order: the first ones go to the first place, and the last ones to the last,
+/// as many as each has room for. A block has all rows of its columns, so there should not be more than some hundreds.
+/// Errors: [`Error::DType`] unless the places are of one type, whose sums are x's; [`Error::Shape`] unless both
+/// together have room for C sums, or only one is wanted, and has room for no more; [`Error::NotContiguous`].
 pub fn add_pieces(x: &Tensor, places: [Option<Out<'_>>; 2]) -> Result<()> {
     let [pieces, columns] = x.dims("add_pieces", "pieces (P, C)")?;
     let [first, last] = &places;

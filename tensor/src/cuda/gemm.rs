@@ -24,8 +24,8 @@ impl<'a> Matrix<'a> {
     }
 }
 
-/// A batch of matrix products, A (m, k) · B (k, n), with what is added to them on the way (the epilogue). A and B have one
-/// floating-point type; sums are computed in that of its sums ([`DType::of_sums`](crate::DType::of_sums)).
+/// A batch of matrix products, A (m, k) · B (k, n), with what is added to them on the way (the epilogue). A and B have
+/// one floating-point type; sums are computed in that of its sums ([`DType::of_sums`](crate::DType::of_sums)).
 #[derive(Debug)]
 pub struct Gemm<'a> {
     op: &'static str,

@@ -231,8 +231,8 @@ impl Gpu {
     /// The kernels of a module for this thread's stream, compiled at the first call.
     fn functions(&self, module: &'static Module) -> Result<Arc<Functions>> {
         let mut known = lock(&self.functions);
-        // A static has a unique address, which identifies the module. On streams of their own, kernels may run at the same
-        // time, and must not share the module's counters.
+        // A static has a unique address, which identifies the module. On streams of their own, kernels may run at the
+        // same time, and must not share the module's counters.
         let key = (std::ptr::from_ref(module) as usize, self.stream());
         if let Some(functions) = known.get(&key) {
             return Ok(Arc::clone(functions));

@@ -274,8 +274,8 @@ impl Launch<'_> {
     }
 
     /// Runs the kernel, unless there are no blocks. Errors: [`Error::Argument`] for more blocks, threads or shared
-    /// memory than the GPU allows, and if it was prepared outside of work [aside](Gpu::aside) and is to run within it, or the
-    /// other way round; [`Error::Gpu`].
+    /// memory than the GPU allows, and if it was prepared outside of work [aside](Gpu::aside) and is to run within it,
+    /// or the other way round; [`Error::Gpu`].
     ///
     /// # Safety
     /// The arguments are those that the kernel declares, and with them it reads and writes only within the tensors

@@ -18,8 +18,8 @@ pub(super) struct Block {
     pub age: u64,
 }
 
-/// What was returned while work was being submitted aside: by that work, which may take it again unless a recording uses
-/// it, and by other threads.
+/// What was returned while work was being submitted aside: by that work, which may take it again unless a recording
+/// uses it, and by other threads.
 #[derive(Default)]
 struct HeldBack {
     own: Vec<Block>,
@@ -36,8 +36,8 @@ pub(super) struct Pool {
     pub(super) recordings: Vec<u64>,
     /// Blocks that no tensor owns any more, but that recordings may use.
     pub(super) retained: Vec<Block>,
-    /// Whether returned blocks are held back, because work that is being submitted [aside](Gpu::aside) may use them, and
-    /// those that were.
+    /// Whether returned blocks are held back, because work that is being submitted [aside](Gpu::aside) may use them,
+    /// and those that were.
     pub(super) holds_back: bool,
     held_back: HeldBack,
 }

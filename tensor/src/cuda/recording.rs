@@ -82,10 +82,10 @@ impl Keys {
 
 impl Gpu {
     /// Records what `work` asks of the device without executing it: [`Recording::replay`] does that, and only then do
-    /// tensors that `work` returns get their values. Meanwhile what other threads ask of the device is refused; when the
-    /// recording begins, they must not be about to ask for anything. Errors: those of `work`, and [`Error::Gpu`] when it
-    /// needs what cannot be recorded: a copy from or to the machine's memory; [`Error::Argument`] within another
-    /// recording, or within work aside.
+    /// tensors that `work` returns get their values. Meanwhile what other threads ask of the device is refused; when
+    /// the recording begins, they must not be about to ask for anything. Errors: those of `work`, and [`Error::Gpu`]
+    /// when it needs what cannot be recorded: a copy from or to the machine's memory; [`Error::Argument`] within
+    /// another recording, or within work aside.
     pub fn record<R, E: From<Error>>(
         self: &Arc<Self>,
         work: impl FnOnce() -> std::result::Result<R, E>,
@@ -138,8 +138,8 @@ impl Gpu {
         }
     }
 
-    /// Returns to the pool the blocks that were kept for the recording of this number, which is gone, and those that were
-    /// retained because it might have used them.
+    /// Returns to the pool the blocks that were kept for the recording of this number, which is gone, and those that
+    /// were retained because it might have used them.
     fn take_in(&self, number: u64, kept: BTreeMap<usize, Vec<u64>>) {
         let mut pool = lock(&self.pool);
         pool.recordings.retain(|&other| other != number);
@@ -222,8 +222,8 @@ impl<R> Repeated<R> {
 
 impl Drop for Recording {
     fn drop(&mut self) {
-        // Before its memory is reused. There is nobody to tell of an error; while something is recorded there is no wait,
-        // and whatever reuses the memory comes later on the stream.
+        // Before its memory is reused. There is nobody to tell of an error; while something is recorded there is no
+        // wait, and whatever reuses the memory comes later on the stream.
         let _ = self.gpu.synchronize();
         self.gpu.driver.forget(self.id);
         self.gpu.take_in(self.number, std::mem::take(&mut self.kept));

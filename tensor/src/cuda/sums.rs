@@ -3,16 +3,16 @@
 use crate::{DType, Device, Error, Result, Tensor};
 use std::cell::Cell;
 
-/// How many multiprocessors are to be kept busy where the order of a summation depends on it: an H200's. It is constant,
-/// so that results do not depend on the GPU.
+/// How many multiprocessors are to be kept busy where the order of a summation depends on it: an H200's. It is
+/// constant, so that results do not depend on the GPU.
 pub const MULTIPROCESSORS: usize = 132;
 
 thread_local! {
     static KEPT_BUSY: Cell<usize> = const { Cell::new(MULTIPROCESSORS) };
 }
 
-/// Does a test's work as if that constant were smaller: what would be a small map for so large a GPU is then one in which
-/// blocks have many turns.
+/// Does a test's work as if that constant were smaller: what would be a small map for so large a GPU is then one in
+/// which blocks have many turns.
 #[doc(hidden)]
 pub fn with_multiprocessors<R>(count: usize, work: impl FnOnce() -> R) -> R {
     struct Restored(usize);
@@ -25,8 +25,8 @@ pub fn with_multiprocessors<R>(count: usize, work: impl FnOnce() -> R) -> R {
     work()
 }
 
-/// How many blocks a kernel has at most, if it is this many where all [`MULTIPROCESSORS`] are kept busy: all of them, but
-/// for a [test](with_multiprocessors).
+/// How many blocks a kernel has at most, if it is this many where all [`MULTIPROCESSORS`] are kept busy: all of them,
+/// but for a [test](with_multiprocessors).
 pub fn at_most(blocks: usize) -> usize {
     (blocks * KEPT_BUSY.get()).div_ceil(MULTIPROCESSORS)
 }

@@ -61,16 +61,16 @@ impl Masked {
         elements * DType::Bf16.size() + Self::of_columns(g)
     }
 
-    /// Bytes of shared memory, backward: queries and dout, keys and values, dSᵀ of all keys and so many queries, for each
-    /// thread's token two numbers, and for each region its routes.
+    /// Bytes of shared memory, backward: queries and dout, keys and values, dSᵀ of all keys and so many queries, for
+    /// each thread's token two numbers, and for each region its routes.
     fn shared_backward(g: Geometry, chunk: usize) -> usize {
         let elements = Self::rows(g) * (2 * Self::PAIR + chunk + 8);
         let of_regions = g.regions.count() * size_of::<u64>() + Self::of_columns(g);
         elements * DType::Bf16.size() + g.tokens().next_multiple_of(32) * 2 * DType::F32.size() + of_regions
     }
 
-    /// The queries for which the backward pass has dSᵀ in shared memory at once: as many as leave room for a second block,
-    /// or, if that is impossible, for one; whole tiles.
+    /// The queries for which the backward pass has dSᵀ in shared memory at once: as many as leave room for a second
+    /// block, or, if that is impossible, for one; whole tiles.
     fn chunk(gpu: &Gpu, g: Geometry) -> Option<usize> {
         let most = gpu.properties().shared_memory;
         let chunk = |parts| Self::rows(g).div_ceil(parts).next_multiple_of(16);

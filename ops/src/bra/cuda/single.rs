@@ -13,8 +13,8 @@ pub(super) struct Single {
 impl Single {
     /// Threads of a block, as in `single.cuh`.
     const THREADS: usize = 128;
-    /// Of what shared memory holds a tile: maps, and squares of scores. Forward these are queries, keys and values; backward
-    /// keys and values, queries and dout, both of the next region, too, and A and dS.
+    /// Of what shared memory holds a tile: maps, and squares of scores. Forward these are queries, keys and values;
+    /// backward keys and values, queries and dout, both of the next region, too, and A and dS.
     const FORWARD: [usize; 2] = [3, 0];
     const BACKWARD: [usize; 2] = [6, 2];
     /// Channels by which their rows are padded, as in `own_rows.cuh`.

@@ -124,8 +124,8 @@ fn following_regions(g: Geometry) -> Tensor {
     Tensor::from_slice(&routes.collect::<Vec<_>>(), [g.images, regions, g.topk]).unwrap()
 }
 
-/// Rows whose largest scores are usual, and rows of the same tile for which exponentials of unshifted ones would overflow, or
-/// all vanish; values that a weight above one would carry to infinity, and tiny ones.
+/// Rows whose largest scores are usual, and rows of the same tile for which exponentials of unshifted ones would
+/// overflow, or all vanish; values that a weight above one would carry to infinity, and tiny ones.
 #[test]
 fn masked_attention_holds_for_scores_of_any_size() {
     let Some(gpu) = Gpu::for_tests(11) else { return };

@@ -7,8 +7,8 @@ use tensor::cuda::elements::add_pieces;
 use tensor::cuda::{Launch, MULTIPROCESSORS, Out, at_most};
 use tensor::{DType, Result, Tensor};
 
-/// As in the kernels: elements of a padded patch, rows of y whose lines are in shared memory, the most threads of a block,
-/// and the pixels of a warp.
+/// As in the kernels: elements of a padded patch, rows of y whose lines are in shared memory, the most threads of a
+/// block, and the pixels of a warp.
 const PATCH: usize = 32;
 const STAGES: usize = 3;
 const MOST_THREADS: usize = 256;
@@ -25,8 +25,8 @@ pub struct FewChannels<'a> {
 }
 
 impl<'a> FewChannels<'a> {
-    /// `None` if the kernels are not for this convolution of x, whose result, or that result's gradient, has this type and
-    /// lies at this address.
+    /// `None` if the kernels are not for this convolution of x, whose result, or that result's gradient, has this type
+    /// and lies at this address.
     pub fn of(g: &'a Geometry, x: &'a Tensor, (dtype, address): (DType, u64)) -> Result<Option<Self>> {
         let call = Self { geometry: g, x };
         // Rows of the weight are padded, and so copied to aligned memory.

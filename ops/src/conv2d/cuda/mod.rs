@@ -1,6 +1,6 @@
 //! The GPU's side of [`conv2d`](super::conv2d): matrices of patches (im2col), some images at a time, and matrix
-//! products; in bf16 kernels without such matrices, [on tensor cores](tensor_cores) unless there are many output channels,
-//! for the gradient of a weight with few of them, and for [images](few_channels).
+//! products; in bf16 kernels without such matrices, [on tensor cores](tensor_cores) unless there are many output
+//! channels, for the gradient of a weight with few of them, and for [images](few_channels).
 
 mod few_channels;
 mod tensor_cores;

@@ -5,8 +5,8 @@ use super::KERNELS;
 use tensor::cuda::Out;
 use tensor::{DType, Result, Tensor};
 
-/// As in the kernel: threads of a block; elements of the inner axis in a step, and steps in shared memory; how far along
-/// an axis a pixel may see.
+/// As in the kernel: threads of a block; elements of the inner axis in a step, and steps in shared memory; how far
+/// along an axis a pixel may see.
 const THREADS: usize = 256;
 const DEPTH: usize = 32;
 const STAGES: usize = 3;
@@ -49,7 +49,8 @@ impl<'a> Direct<'a> {
             addresses.push(weight.address("conv2d", gpu)?);
         }
         let aligned = addresses.iter().all(|address| address.is_multiple_of(16));
-        // A pixel of dx sees at most one tap more than there are, and pixels with their padding are counted with `int`s.
+        // A pixel of dx sees at most one tap more than there are, and pixels with their padding are counted with
+        // `int`s.
         let near = g.kernel.iter().chain([&g.padding]).all(|&extent| extent < REACH);
         let countable = self.maps().iter().all(|&([height, width], channels)| {
             let padded = (g.images * height + 2 * REACH).checked_mul((width + 2 * REACH) * channels);

@@ -27,7 +27,8 @@ impl<'a, T: Float> Line<'a, T> {
     #[inline(always)]
     pub(super) unsafe fn load<V: Vector<T>, const COUNT: usize>(&self, column: usize) -> Option<[V; COUNT]> {
         (column < self.width).then(|| {
-            // SAFETY: `new` has seen that the pixel has as many elements, and the caller vouches for the instruction set.
+            // SAFETY: `new` has seen that the pixel has as many elements, and the caller vouches for the instruction
+            // set.
             std::array::from_fn(|i| unsafe {
                 registers::load(self.data.as_ptr().add(column * self.stride + i * V::LANES))
             })

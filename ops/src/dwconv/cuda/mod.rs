@@ -1,5 +1,5 @@
-//! CUDA kernels of [`dwconv`](super::dwconv), also run by operations that hold its operands inside wider tensors; in bf16
-//! [on tensor cores](tensor_cores), where those are faster.
+//! CUDA kernels of [`dwconv`](super::dwconv), also run by operations that hold its operands inside wider tensors; in
+//! bf16 [on tensor cores](tensor_cores), where those are faster.
 
 mod tensor_cores;
 
@@ -170,8 +170,8 @@ fn packed(g: Geometry, dtype: DType, maps: [(u64, usize); 2]) -> bool {
     dtype != DType::F64 && g.channels.is_multiple_of(pack) && maps.into_iter().all(whole)
 }
 
-/// How a map is shared out among blocks: in `tiles` of the channels, and each image in `bands` of `strips` of rows. `lanes`
-/// threads have a strip of a tile, each of them so many `channels`.
+/// How a map is shared out among blocks: in `tiles` of the channels, and each image in `bands` of `strips` of rows.
+/// `lanes` threads have a strip of a tile, each of them so many `channels`.
 #[derive(Clone, Copy, Debug)]
 struct Tiling {
     channels: usize,

@@ -85,7 +85,8 @@ impl Tiling {
         Self { g, strips, wide: g.width.div_ceil(strips[1].max(1)), groups, pieces }
     }
 
-    /// A launch with room in shared memory for two rings of groups: of what is seen from a tile, and of the tile itself.
+    /// A launch with room in shared memory for two rings of groups: of what is seen from a tile, and of the tile
+    /// itself.
     fn launch<'a>(&self, gpu: &'a Arc<Gpu>, kernel: &str) -> Result<Launch<'a>> {
         let [channels, columns] = self.strips;
         let launch = KERNELS.launch(gpu, kernel, DType::Bf16)?;

@@ -28,8 +28,8 @@ pub trait Engine {
     /// pairs each. C and `begin`: rows of f32s at the given stride.
     ///
     /// # Safety
-    /// The operands must have these extents, at one or two tiles in each direction, and nothing else may use C. `begin` may
-    /// be C.
+    /// The operands must have these extents, at one or two tiles in each direction, and nothing else may use C. `begin`
+    /// may be C.
     unsafe fn multiply(
         &self,
         a: *const f32,

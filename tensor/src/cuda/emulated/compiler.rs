@@ -149,8 +149,8 @@ fn loaded(path: &Path, compile: impl FnOnce() -> Result<()>) -> Result<Library> 
 mod tests {
     use super::*;
 
-    /// The compiler, and a folder that does not exist yet: not in that for temporary files, which may be mounted without
-    /// permission to execute.
+    /// The compiler, and a folder that does not exist yet: not in that for temporary files, which may be mounted
+    /// without permission to execute.
     fn compiler(folder: &str) -> Option<(Compiler, PathBuf)> {
         let Ok(compiler) = Compiler::find() else {
             eprintln!("skipped: there is no C++ compiler");

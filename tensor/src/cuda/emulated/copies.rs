@@ -1,5 +1,5 @@
-//! The emulated device's stream of copies. A GPU may copy at any time that the order of its streams allows; here the time
-//! is always the one that exposes a missing order or wait. A copy arrives as late as possible, and its target is
+//! The emulated device's stream of copies. A GPU may copy at any time that the order of its streams allows; here the
+//! time is always the one that exposes a missing order or wait. A copy arrives as late as possible, and its target is
 //! poisoned until then. It is an error to send to memory that a copy or fill of the other work may still use, or to
 //! change the source before the host has waited for the copy.
 

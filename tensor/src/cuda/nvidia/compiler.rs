@@ -61,7 +61,8 @@ impl Target {
         // No fast-math options: kernels call fast approximations explicitly.
         let mut options = vec!["--std=c++17".into()];
         match self {
-            // Registers and spills, for the log. Where there is no machine code, NVRTC 13.0 crashes when asked for them.
+            // Registers and spills, for the log. Where there is no machine code, NVRTC 13.0 crashes when asked for
+            // them.
             Self::Machine(number) => {
                 options.extend([format!("--gpu-architecture=sm_{number}"), "--ptxas-options=-v".into()])
             }

@@ -19,8 +19,8 @@ impl Downloads {
         Self { memory }
     }
 
-    /// Copies from each address as many bytes as its slice has: `request` asks for one of the copies, and `finish` waits
-    /// for all of them. Errors: theirs.
+    /// Copies from each address as many bytes as its slice has: `request` asks for one of the copies, and `finish`
+    /// waits for all of them. Errors: theirs.
     pub fn fetch(
         &mut self,
         pieces: &mut [(u64, &mut [u8])],

@@ -6,12 +6,13 @@ use crate::cuda::Properties;
 use cudarc::driver::result;
 use cudarc::driver::sys::{self, CUdevice, CUdevice_attribute, CUresult};
 
-/// The oldest CUDA that will do. Its driver and NVRTC have every function that is called here (cudarc panics where one is
-/// missing), graphs keep the priorities of kernels (11.7), and NVRTC knows every instruction (11.8). Of CUDA 11, cudarc
-/// finds NVRTC only by its name without a version.
+/// The oldest CUDA that will do. Its driver and NVRTC have every function that is called here (cudarc panics where one
+/// is missing), graphs keep the priorities of kernels (11.7), and NVRTC knows every instruction (11.8). Of CUDA 11,
+/// cudarc finds NVRTC only by its name without a version.
 const OLDEST_CUDA: (i32, i32) = (12, 0);
 
-/// The GPUs that the driver knows, also those that are too old. [`Error::Gpu`](crate::Error::Gpu) where there is no driver.
+/// The GPUs that the driver knows, also those that are too old. [`Error::Gpu`](crate::Error::Gpu) where there is no
+/// driver.
 pub fn devices() -> Result<Vec<Properties>> {
     start_driver()?;
     let count = result::device::get_count().doing("counting the GPUs")?;

@@ -1,5 +1,5 @@
-//! A GPU of NVIDIA's, through cudarc: the driver, NVRTC and cuBLASLt, each loaded when a GPU is opened. A machine that lacks
-//! them gets an error that says which.
+//! A GPU of NVIDIA's, through cudarc: the driver, NVRTC and cuBLASLt, each loaded when a GPU is opened. A machine that
+//! lacks them gets an error that says which.
 
 mod blas;
 pub mod compiler;

@@ -23,7 +23,8 @@ const WORKSPACE: usize = 32 << 20;
 /// whether they are wrong or slow.
 const BARE_VARIABLE: &str = "BIFORMER_BARE_PRODUCTS";
 
-/// If this variable is set, the algorithm that cuBLASLt recommends first is used for each product, and no other is tried.
+/// If this variable is set, the algorithm that cuBLASLt recommends first is used for each product, and no other is
+/// tried.
 const UNTRIED_VARIABLE: &str = "BIFORMER_UNTRIED_PRODUCTS";
 
 /// If this variable is set, each new plan is printed, with the time that each of its algorithms takes: to see what the
@@ -104,8 +105,8 @@ impl Blas {
         Ok(Self { handle, queues, plans: HashMap::new(), may_end, may_try })
     }
 
-    /// Whether cuBLASLt computes such a product efficiently with its epilogue. Fewer algorithms support one. If the best
-    /// of them does not occupy at least 70 % as much of the GPU as the bare product, a separate kernel costs less.
+    /// Whether cuBLASLt computes such a product efficiently with its epilogue. Fewer algorithms support one. If the
+    /// best of them does not occupy at least 70 % as much of the GPU as the bare product, a separate kernel costs less.
     fn can_end(&mut self, product: &Product) -> Result<bool> {
         let key = PlanKey::of(product);
         // An algorithm may access the row 16 bytes at a time.
@@ -126,8 +127,8 @@ impl Blas {
         self.plans.get_mut(key).ok_or_else(|| failure("a plan that is not there"))
     }
 
-    /// Lets a new plan prefer its fastest algorithm, of those with the first one's bits. If that cannot be found out, the
-    /// order is cuBLASLt's.
+    /// Lets a new plan prefer its fastest algorithm, of those with the first one's bits. If that cannot be found out,
+    /// the order is cuBLASLt's.
     fn settle(&self, key: &PlanKey, plan: &mut Plan) {
         let (says, tries) = (std::env::var_os(PLANS_VARIABLE).is_some(), self.may_try && trial::matters(key));
         if plan.algorithms.is_empty() || (!says && !tries) {
@@ -169,7 +170,8 @@ impl Blas {
     }
 
     /// Multiplies by the first algorithm that cuBLASLt does not refuse; those that it does are not tried again. Whether
-    /// there was one. Nothing else may decide which one it is, least of all a lack of memory: others may give other bits.
+    /// there was one. Nothing else may decide which one it is, least of all a lack of memory: others may give other
+    /// bits.
     ///
     /// # Safety
     /// As [`Blas::multiply`]'s.

@@ -1,5 +1,5 @@
-//! Which of the algorithms that cuBLASLt recommends for a product is the fastest. It only estimates that: its first choice
-//! has been seen to take up to 1.7 times as long as its best one (docs/performance-history.md).
+//! Which of the algorithms that cuBLASLt recommends for a product is the fastest. It only estimates that: its first
+//! choice has been seen to take up to 1.7 times as long as its best one (docs/performance-history.md).
 //!
 //! Only those take part whose results have the first choice's bits: most of them add up the same products in the same
 //! order, and differ in how they divide the result among blocks. So bits depend on no clock.
@@ -32,7 +32,8 @@ const PATTERN: usize = 1 << 20;
 const SLICE: usize = 1 << 16;
 const SLICES: usize = 16;
 
-/// Memory for a product's operands, at this address, freed when this value goes and the stream that uses it has done so.
+/// Memory for a product's operands, at this address, freed when this value goes and the stream that uses it has done
+/// so.
 struct Memory(u64, CUstream);
 
 impl Drop for Memory {
@@ -85,9 +86,9 @@ pub fn best(tried: &[Tried]) -> usize {
     faster.map_or(first, |(place, _)| place)
 }
 
-/// Tries each algorithm of a plan, on the first of the streams, on operands of the trial's own: numbers of both signs and
-/// different sizes, so that sums in different orders differ. Fails where there is no memory for these, and while a stream
-/// is being captured.
+/// Tries each algorithm of a plan, on the first of the streams, on operands of the trial's own: numbers of both signs
+/// and different sizes, so that sums in different orders differ. Fails where there is no memory for these, and while a
+/// stream is being captured.
 ///
 /// # Safety
 /// As for [`Plan::multiply`], for a plan that was made for this key.
