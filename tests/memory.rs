@@ -91,10 +91,11 @@ fn a_checkpoint_takes_no_more_memory_than_its_run() {
 fn what_cannot_fit_is_refused_at_once() {
     let wide = ["embed_dim=2048,512,512,512", "depth=1,1,1,1", "auto_pad=true"];
     let arguments = ["bench", "--model", "base", "--image-size", "64", "--batch-size", "160000", "--threads", "2"];
-    let bench = |mode: &[&str]| biformer(&[&arguments[..], mode, &["--set"], &wide].concat());
+    let bench = |more: &[&str]| biformer(&[&arguments[..], &["--set"], &wide, more].concat());
     let training = bench(&["--mode", "train"]);
     training.refused(&["training takes about", "GB", "a smaller --batch-size", "--recompute block"]);
-    let inference = bench(&["--mode", "infer"]);
+    // Which keeps the maps of all images.
+    let inference = bench(&["features=dense", "stem_strides=1,1", "--mode", "infer"]);
     inference.refused(&["inference takes about", "GB", "a smaller --batch-size"]);
 }
 
