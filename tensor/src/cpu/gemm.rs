@@ -70,6 +70,9 @@ pub(super) fn last_place((rows, cols): (usize, usize), (row_stride, col_stride):
 const MIN_ROWS: usize = 128;
 /// The same if each task packs its panels, which takes as long as multiplying them by some ten rows.
 const MIN_ROWS_TO_PACK: usize = 512;
+/// The same for panels, if each task packs its rows of A, which takes up to a quarter of the time of multiplying them by
+/// a panel.
+const MIN_PANELS_TO_PACK_ROWS: usize = 4;
 /// The largest result for which partial sums over the inner axis are worth their memory.
 const MAX_PARTIAL: usize = 1 << 18;
 
@@ -228,8 +231,9 @@ fn multiply_with<F: Factor, A: Arch>(
     let (panels, piece) = (n.div_ceil(width), F::piece(isa));
     let least = if let Right::Packed(_) = b { MIN_ROWS } else { MIN_ROWS_TO_PACK };
     let rows = (piece / (k * n).max(1)).clamp(least, 1024).next_multiple_of(32);
+    let least = if F::PACKED_AHEAD { MIN_PANELS_TO_PACK_ROWS.min(panels) } else { 1 };
     let panels_per_task = match threads {
-        true => (piece / (k * m.min(rows) * width).max(1)).clamp(1, panels),
+        true => (piece / (k * m.min(rows) * width).max(1)).clamp(least, panels),
         false => panels,
     };
     let across = panels.div_ceil(panels_per_task);

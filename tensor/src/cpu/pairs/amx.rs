@@ -4,11 +4,14 @@
 //! registers.
 
 use super::WIDTH;
-use super::layout::{LINE, TILE};
+use super::layout::{Apart, LINE, TILE, pack_tiles};
 use super::multiply::Engine;
+use crate::cpu::block::{Left, Rows};
+use crate::cpu::isa::Arch;
 use std::arch::asm;
 use std::arch::x86_64::{__cpuid, __cpuid_count};
 use std::marker::PhantomData;
+use std::ops::Range;
 
 /// Requests permission from the system to use the tiles, for all threads of this program. Returns whether they can be
 /// used.
@@ -133,9 +136,20 @@ impl Engine for TileUnit {
     }
 
     #[inline(always)]
+    unsafe fn pack<A: Arch>(
+        a: Left<'_, f32, impl Rows>,
+        rows: Range<usize>,
+        part: Range<usize>,
+        to: &mut [f32],
+    ) -> Apart {
+        // SAFETY: guaranteed by the caller.
+        unsafe { pack_tiles::<A>(a, rows, part, to) }
+    }
+
+    #[inline(always)]
     unsafe fn multiply(
         &self,
-        a: *const f32,
+        (a, _): (*const f32, Apart),
         b: *const f32,
         steps: usize,
         (c, apart): (*mut f32, usize),

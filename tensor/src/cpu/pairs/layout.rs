@@ -1,8 +1,8 @@
 //! The layout of operands in pairs. A pair is two bf16s in the 32 bits of an f32, the one with the smaller index in the
 //! lower half; its type here is f32, though it is never read as a number.
 //!
-//! The right operand: panels, each row of which holds two rows of the matrix, one pair per column. The left operand:
-//! tiles of 16 rows by 16 pairs, each contiguous; tiles of the same rows follow each other. Both are padded with zeros.
+//! The right operand: panels, each row of which holds two rows of the matrix, one pair per column. The left operand: as
+//! the instructions take it, in tiles or in lines. Both are padded with zeros.
 
 use super::{STEP, WIDTH};
 use crate::bf16;
@@ -76,20 +76,72 @@ pub unsafe fn pack_panel<A: Arch>(b: Mat<'_, bf16>, to: &mut [f32]) {
     }
 }
 
-/// Packs some rows of A, of each a part of its elements, rounded to bf16, as tiles.
+/// How the pairs of a packed left operand lie: those of 16 rows follow those of the 16 before.
+#[derive(Clone, Copy)]
+pub struct Apart {
+    /// From one row to the next.
+    pub row: usize,
+    /// From one pair of a row to the next.
+    pub pair: usize,
+}
+
+/// Packs some rows of A, of each a part of its elements, rounded to bf16, as tiles of 16 rows by 16 pairs, each
+/// contiguous; tiles of the same rows follow each other.
 ///
 /// # Safety
 /// The machine must have the instruction set `A`, and the conversion to bf16.
 #[inline(always)]
-pub unsafe fn pack_left<A: Arch>(a: Left<'_, f32, impl Rows>, rows: Range<usize>, part: Range<usize>, to: &mut [f32]) {
+pub unsafe fn pack_tiles<A: Arch>(
+    a: Left<'_, f32, impl Rows>,
+    rows: Range<usize>,
+    part: Range<usize>,
+    to: &mut [f32],
+) -> Apart {
     let steps = part.len().div_ceil(STEP);
-    match a.runs.step {
-        _ if steps == 0 => {}
+    if a.runs.step == 1 {
         // SAFETY: guaranteed by the caller.
-        1 => unsafe { pack_rows(a, rows, part, steps, to) },
-        // SAFETY: as above.
-        _ => unsafe { pack_columns::<A>(a, rows, part, steps, to) },
+        unsafe { pack_rows::<TILE>(a, rows, part, to) };
+    } else {
+        let mut places = Places::new(a.runs, part);
+        for step in 0..steps {
+            let places = places.next_step();
+            for (tile, row) in rows.clone().step_by(TILE).enumerate() {
+                let mut pairs = [0f32; LINE * TILE];
+                let to = &mut to[(tile * steps + step) * TILE * LINE..][..TILE * LINE];
+                // SAFETY: guaranteed by the caller.
+                unsafe {
+                    pair_rows(a, row..rows.end.min(row + TILE), &places, &mut pairs);
+                    transpose::<f32, A::Vector<f32>>([LINE, TILE], (&pairs, TILE), (to, LINE));
+                }
+            }
+        }
     }
+    Apart { row: steps * LINE, pair: 1 }
+}
+
+/// The same without tiles: the pairs of a row lie next to each other, or else the pairs of the same place in all rows,
+/// whichever A has them in.
+///
+/// # Safety
+/// The machine must have the conversion to bf16.
+#[inline(always)]
+pub unsafe fn pack_lines(a: Left<'_, f32, impl Rows>, rows: Range<usize>, part: Range<usize>, to: &mut [f32]) -> Apart {
+    let steps = part.len().div_ceil(STEP);
+    if a.runs.step == 1 {
+        // SAFETY: guaranteed by the caller.
+        unsafe { pack_rows::<1>(a, rows, part, to) };
+        return Apart { row: steps * LINE, pair: 1 };
+    }
+    let mut places = Places::new(a.runs, part);
+    for step in 0..steps {
+        let places = places.next_step();
+        for (tile, row) in rows.clone().step_by(TILE).enumerate() {
+            let to = &mut to[(tile * steps + step) * LINE * TILE..][..LINE * TILE];
+            // SAFETY: guaranteed by the caller.
+            unsafe { pair_rows(a, row..rows.end.min(row + TILE), &places, to) };
+        }
+    }
+    Apart { row: 1, pair: TILE }
 }
 
 /// The elements of two registers, rounded to bf16, those of the first in the lower half.
@@ -100,109 +152,143 @@ unsafe fn rounded(first: __m512, second: __m512) -> __m512i {
     unsafe { std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(second, first)) }
 }
 
-/// Packs rows whose runs are contiguous.
+/// Packs rows whose runs are contiguous, as tiles of HEIGHT rows; the last tile of 16 is filled up with rows of zeros.
 ///
 /// # Safety
 /// The machine must have the conversion.
 #[target_feature(enable = "avx512f,avx512bf16")]
-unsafe fn pack_rows(a: Left<'_, f32, impl Rows>, rows: Range<usize>, part: Range<usize>, steps: usize, to: &mut [f32]) {
-    const HALF: usize = STEP / 2;
-    let Runs { starts, len, .. } = a.runs;
-    for (place, row) in rows.clone().enumerate() {
-        let lines = &mut to[(place / TILE * steps * TILE + place % TILE) * LINE..];
-        let start = a.rows.start(row);
-        let (mut run, mut within) = (part.start / len, part.start % len);
-        for (step, tile) in lines.chunks_mut(TILE * LINE).take(steps).enumerate() {
-            let count = STEP.min(part.len() - step * STEP);
-            let mut joined = [0f32; STEP];
-            let elements = if count == STEP && len - within >= STEP {
-                let elements = &a.data[start + starts[run] + within..][..STEP];
-                within += STEP;
-                elements
-            } else {
-                // Elements of several runs, or fewer at the end of the part: gathered and zero-padded first.
-                let mut rest = &mut joined[..count];
-                while !rest.is_empty() {
-                    if within == len {
-                        (run, within) = (run + 1, 0);
-                    }
-                    let (to, after) = rest.split_at_mut(rest.len().min(len - within));
-                    copy_run(to, &a.data[start + starts[run] + within..][..to.len()]);
-                    within += to.len();
-                    rest = after;
-                }
-                &joined
-            };
-            if within == len {
-                (run, within) = (run + 1, 0);
-            }
-            let line = &mut tile[..LINE];
-            // SAFETY: as many elements as are loaded and stored; the caller vouches for the conversion.
-            unsafe {
-                let (first, second) = elements.split_at(HALF);
-                let line_of = rounded(_mm512_loadu_ps(first.as_ptr()), _mm512_loadu_ps(second.as_ptr()));
-                _mm512_storeu_si512(line.as_mut_ptr().cast(), line_of);
-            }
-        }
-    }
-    for place in rows.len()..rows.len().next_multiple_of(TILE) {
-        let lines = to[(place / TILE * steps * TILE + place % TILE) * LINE..].chunks_mut(TILE * LINE);
-        lines.take(steps).for_each(|tile| tile[..LINE].fill(0.0));
-    }
-}
-
-/// Packs rows whose elements are strided: transposed matrices and patches. Fast if the rows of a tile start at
-/// consecutive elements.
-///
-/// # Safety
-/// The machine must have the instruction set `A`, and the conversion.
-#[inline(always)]
-unsafe fn pack_columns<A: Arch>(
+unsafe fn pack_rows<const HEIGHT: usize>(
     a: Left<'_, f32, impl Rows>,
     rows: Range<usize>,
     part: Range<usize>,
-    steps: usize,
     to: &mut [f32],
 ) {
-    let Runs { starts, len, step: apart } = a.runs;
-    for (tile, row) in rows.clone().step_by(TILE).enumerate() {
-        let count = TILE.min(rows.end - row);
-        let start = a.rows.start(row);
-        let neighbours = count == TILE && (1..count).all(|i| a.rows.start(row + i) == start + i);
-        let (mut run, mut within) = (part.start / len, part.start % len);
-        for step in 0..steps {
-            // The offsets of the elements from the starts of their rows.
-            let mut places = [0; STEP];
-            let inside = STEP.min(part.end - (part.start + step * STEP));
-            for place in &mut places[..inside] {
-                *place = starts[run] + within * apart;
-                within += 1;
-                if within == len {
-                    (run, within) = (run + 1, 0);
-                }
-            }
-            let mut pairs = [0f32; LINE * TILE];
-            for (place, pairs) in pairs.chunks_exact_mut(TILE).enumerate().take(inside.div_ceil(2)) {
-                let both = [2 * place, 2 * place + 1];
-                // SAFETY: guaranteed by the caller.
-                unsafe {
-                    if neighbours && both[1] < inside {
-                        let [first, second] = both.map(|place| &a.data[start + places[place]..][..TILE]);
-                        pair_up(first, second, pairs);
-                    } else {
-                        let [first, second] = both.map(|place| {
-                            let is_there = |i: usize| place < inside && i < count;
-                            let at = |i: usize| a.data[a.rows.start(row + i) + places[place]];
-                            std::array::from_fn::<_, TILE, _>(|i| if is_there(i) { at(i) } else { 0.0 })
-                        });
-                        pair_up(&first, &second, pairs);
-                    }
-                }
-            }
-            let to = &mut to[(tile * steps + step) * TILE * LINE..][..TILE * LINE];
-            // SAFETY: guaranteed by the caller.
-            unsafe { transpose::<f32, A::Vector<f32>>([LINE, TILE], (&pairs, TILE), (to, LINE)) };
+    let steps = part.len().div_ceil(STEP);
+    if steps == 0 {
+        return;
+    }
+    let Runs { starts, len, .. } = a.runs;
+    let first = (part.start / len, part.start % len);
+    for place in 0..rows.len().next_multiple_of(TILE) {
+        let lines = &mut to[(place / HEIGHT * steps * HEIGHT + place % HEIGHT) * LINE..];
+        let mut lines = lines.chunks_mut(HEIGHT * LINE).take(steps).filter_map(|tile| tile.first_chunk_mut::<LINE>());
+        let row = rows.start + place;
+        if row >= rows.end {
+            lines.for_each(|line| line.fill(0.0));
+            continue;
         }
+        let (start, (mut run, mut within), mut left) = (a.rows.start(row), first, part.len());
+        while left > 0 {
+            let whole = left.min(len - within) / STEP;
+            // Elements of several runs, or fewer at the end of the part, are gathered first, and followed by zeros.
+            let mut joined = [0f32; STEP];
+            let elements = match whole {
+                0 => {
+                    let mut rest = &mut joined[..STEP.min(left)];
+                    left -= rest.len();
+                    while !rest.is_empty() {
+                        let (to, after) = rest.split_at_mut(rest.len().min(len - within));
+                        copy_run(to, &a.data[start + starts[run] + within..][..to.len()]);
+                        (run, within) = after_run(run, within + to.len(), len);
+                        rest = after;
+                    }
+                    &joined
+                }
+                whole => {
+                    let elements = &a.data[start + starts[run] + within..][..whole * STEP];
+                    left -= elements.len();
+                    (run, within) = after_run(run, within + elements.len(), len);
+                    elements
+                }
+            };
+            for (elements, line) in elements.as_chunks::<STEP>().0.iter().zip(&mut lines) {
+                // SAFETY: the caller vouches for the conversion.
+                unsafe { round_line(elements, line) };
+            }
+        }
+    }
+}
+
+/// The run and the place in it that follow, if this may be a run's end.
+#[inline(always)]
+fn after_run(run: usize, within: usize, len: usize) -> (usize, usize) {
+    if within == len { (run + 1, 0) } else { (run, within) }
+}
+
+/// Rounds the elements of a step of one row.
+///
+/// # Safety
+/// The machine must have the conversion.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bf16")]
+unsafe fn round_line(elements: &[f32; STEP], line: &mut [f32; LINE]) {
+    let (first, second) = elements.split_at(STEP / 2);
+    // SAFETY: as many elements as are loaded and stored; the caller vouches for the conversion.
+    unsafe {
+        let pairs = rounded(_mm512_loadu_ps(first.as_ptr()), _mm512_loadu_ps(second.as_ptr()));
+        _mm512_storeu_si512(line.as_mut_ptr().cast(), pairs);
+    }
+}
+
+/// The elements of a part of the inner axis, step by step.
+struct Places<'a> {
+    runs: Runs<'a>,
+    /// Which run the next element is in, and where in it.
+    next: (usize, usize),
+    left: usize,
+}
+
+/// Where the elements of a step lie, from where a row starts, and how many there are.
+type Step = ([usize; STEP], usize);
+
+impl<'a> Places<'a> {
+    fn new(runs: Runs<'a>, part: Range<usize>) -> Self {
+        let len = runs.len.max(1);
+        Self { runs, next: (part.start / len, part.start % len), left: part.len() }
+    }
+
+    #[inline(always)]
+    fn next_step(&mut self) -> Step {
+        let Runs { starts, len, step } = self.runs;
+        let (mut places, count) = ([0; STEP], STEP.min(self.left));
+        let (run, within) = &mut self.next;
+        for place in &mut places[..count] {
+            *place = starts[*run] + *within * step;
+            *within += 1;
+            if *within == len {
+                (*run, *within) = (*run + 1, 0);
+            }
+        }
+        self.left -= count;
+        (places, count)
+    }
+}
+
+/// Rounds a step's elements of up to 16 rows, in pairs: the first pair of all rows, then the next one of all.
+/// What is missing of 16 rows and 16 pairs is zero. Fast if the rows start at consecutive elements.
+///
+/// # Safety
+/// The machine must have the conversion.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+unsafe fn pair_rows(a: Left<'_, f32, impl Rows>, rows: Range<usize>, (places, inside): &Step, to: &mut [f32]) {
+    let start = a.rows.start(rows.start);
+    let neighbours = rows.len() == TILE && a.rows.step(rows.clone()) == Some(1);
+    let mut columns = [[0.0; TILE]; 2];
+    for (pair, to) in to.as_chunks_mut().0.iter_mut().enumerate() {
+        let mut both = [&[0.0; TILE]; 2];
+        for ((of, column), place) in both.iter_mut().zip(&mut columns).zip(2 * pair..*inside) {
+            if neighbours {
+                *of = a.data[start + places[place]..].first_chunk().expect("invariant: rows lie inside");
+            } else {
+                for (row, to) in rows.clone().zip(&mut *column) {
+                    *to = a.data[a.rows.start(row) + places[place]];
+                }
+                *of = column;
+            }
+        }
+        // SAFETY: guaranteed by the caller.
+        unsafe { pair_up(both[0], both[1], to) };
     }
 }
 
@@ -212,7 +298,7 @@ unsafe fn pack_columns<A: Arch>(
 /// The machine must have the conversion.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-unsafe fn pair_up(first: &[f32], second: &[f32], to: &mut [f32]) {
+unsafe fn pair_up(first: &[f32; TILE], second: &[f32; TILE], to: &mut [f32; TILE]) {
     const TURNS: [u16; STEP] = {
         let mut turns = [0; STEP];
         let mut place = 0;
@@ -222,8 +308,7 @@ unsafe fn pair_up(first: &[f32], second: &[f32], to: &mut [f32]) {
         }
         turns
     };
-    assert!([first.len(), second.len(), to.len()] == [TILE; 3], "rows of a tile");
-    // SAFETY: each slice fills a register, as just checked; the caller vouches for the conversion.
+    // SAFETY: each array fills a register; the caller vouches for the conversion.
     unsafe {
         let both = rounded(_mm512_loadu_ps(first.as_ptr()), _mm512_loadu_ps(second.as_ptr()));
         let turns = _mm512_loadu_si512(TURNS.as_ptr().cast());

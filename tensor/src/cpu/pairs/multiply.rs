@@ -1,6 +1,6 @@
 //! What one thread does of a product of pairs.
 
-use super::layout::{self, LINE, TILE};
+use super::layout::{Apart, LINE, TILE};
 use super::{STEP, WIDTH};
 use crate::cpu::block::{Begin, Left, Rows};
 use crate::cpu::isa::Arch;
@@ -23,16 +23,28 @@ pub trait Engine {
     /// The machine must have them.
     unsafe fn begin() -> Self;
 
-    /// C = A·B, or C = A·B + `begin`, for one or two tiles of rows by one or two tiles of columns. A: tiles as in
-    /// [`layout`], `steps` of the same rows after each other. B: for each step the pair rows of a panel, [`WIDTH`]
-    /// pairs each. C and `begin`: rows of f32s at the given stride.
+    /// Packs some rows of A, of each a part of its elements, rounded to bf16 and filled up with zeros to whole tiles of
+    /// rows and whole steps.
+    ///
+    /// # Safety
+    /// The machine must have the instruction set `A`, and the engine.
+    unsafe fn pack<A: Arch>(
+        a: Left<'_, f32, impl Rows>,
+        rows: Range<usize>,
+        part: Range<usize>,
+        to: &mut [f32],
+    ) -> Apart;
+
+    /// C = A·B, or C = A·B + `begin`, for one or two tiles of rows by one or two tiles of columns. A: `steps` of its
+    /// rows, as [`pack`](Self::pack) packs them. B: for each step the pair rows of a panel, [`WIDTH`] pairs each. C and
+    /// `begin`: rows of f32s at the given stride.
     ///
     /// # Safety
     /// The operands must have these extents, at one or two tiles in each direction, and nothing else may use C. `begin`
     /// may be C.
     unsafe fn multiply(
         &self,
-        a: *const f32,
+        a: (*const f32, Apart),
         b: *const f32,
         steps: usize,
         c: (*mut f32, usize),
@@ -65,7 +77,7 @@ pub unsafe fn block<A: Arch, E: Engine, R: Rows>(
             let part = first..(first + DEPTH).min(depth);
             let steps = part.len().div_ceil(STEP);
             // SAFETY: guaranteed by the caller.
-            unsafe { layout::pack_left::<A>(a, chunk.clone(), part, tiles) };
+            let apart = unsafe { E::pack::<A>(a, chunk.clone(), part, tiles) };
             for panel in panels.clone() {
                 let from = b.rows_from(panel, first / 2);
                 assert!(steps * STEP / 2 * WIDTH <= from.len(), "rows of a panel");
@@ -77,7 +89,7 @@ pub unsafe fn block<A: Arch, E: Engine, R: Rows>(
                     begin => begin,
                 };
                 for row in chunk.clone().step_by(WIDTH) {
-                    let left = tiles[(row - chunk.start) / TILE * steps * TILE * LINE..].as_ptr();
+                    let left = (tiles[(row - chunk.start) / TILE * steps * TILE * LINE..].as_ptr(), apart);
                     let rows = row..(row + WIDTH).min(chunk.end);
                     let to = TilesOfC { c, rows: c_rows, range: rows, columns: column..column + width };
                     // SAFETY: the tiles are there, as just packed, and the panel, as just checked; these tiles of C are
@@ -101,7 +113,14 @@ impl<R: Rows> TilesOfC<'_, R> {
     /// # Safety
     /// As of [`Engine::multiply`]; these rows and columns must be the caller's alone.
     #[inline(always)]
-    unsafe fn put<E: Engine>(self, engine: &E, a: *const f32, b: *const f32, steps: usize, begin: Begin<'_, f32>) {
+    unsafe fn put<E: Engine>(
+        self,
+        engine: &E,
+        a: (*const f32, Apart),
+        b: *const f32,
+        steps: usize,
+        begin: Begin<'_, f32>,
+    ) {
         let (height, width) = (self.range.len(), self.columns.len());
         let tiles = [height.div_ceil(TILE), width.div_ceil(TILE)];
         let start = |row: usize| self.rows.start(self.range.start + row) + self.columns.start;
@@ -153,9 +172,13 @@ mod tests {
             Self
         }
 
+        unsafe fn pack<A: Arch>(_: Left<'_, f32, impl Rows>, _: Range<usize>, _: Range<usize>, _: &mut [f32]) -> Apart {
+            unreachable!("the test has packed rows")
+        }
+
         unsafe fn multiply(
             &self,
-            a: *const f32,
+            (a, apart): (*const f32, Apart),
             b: *const f32,
             steps: usize,
             (c, c_apart): (*mut f32, usize),
@@ -169,7 +192,8 @@ mod tests {
                     let mut sum = begin.map_or(0.0, |(begin, apart)| *begin.add(row * apart + column));
                     for step in 0..steps {
                         for p in 0..LINE {
-                            let left = *a.add((row / TILE * steps + step) * TILE * LINE + row % TILE * LINE + p);
+                            let tile = a.add(row / TILE * steps * TILE * LINE);
+                            let left = *tile.add(row % TILE * apart.row + (step * LINE + p) * apart.pair);
                             let ([a0, a1], [b0, b1]) =
                                 (halves(left), halves(*b.add((step * LINE + p) * WIDTH + column)));
                             sum = a1.mul_add(b1, a0.mul_add(b0, sum));
@@ -200,13 +224,14 @@ mod tests {
         let (held, row) = (numbers(WIDTH * WIDTH, 3), numbers(WIDTH, 4).into_iter().map(bf16::from_f32));
         let row: Vec<f32> = row.map(bf16::to_f32).collect();
         let starts: Vec<usize> = (0..WIDTH).map(|row| row * WIDTH).collect();
+        let apart = Apart { row: steps * LINE, pair: 1 };
         for begin in [Begin::Zero, Begin::Row(&row), Begin::Kept] {
             let product = |height: usize, width: usize| {
                 let mut c = held.clone();
                 let to =
                     TilesOfC { c: Interleaved::new(&mut c), rows: At(&starts), range: 0..height, columns: 0..width };
                 // SAFETY: there are as many tiles and rows of pairs.
-                unsafe { to.put(&ByHand, a.as_ptr(), b.as_ptr(), steps, begin) };
+                unsafe { to.put(&ByHand, (a.as_ptr(), apart), b.as_ptr(), steps, begin) };
                 c
             };
             let whole = product(WIDTH, WIDTH);
