@@ -4,7 +4,7 @@
 //! registers.
 
 use super::WIDTH;
-use super::layout::{Apart, LINE, TILE, pack_tiles};
+use super::layout::{LINE, TILE, pack_tiles};
 use super::multiply::Engine;
 use crate::cpu::block::{Left, Rows};
 use crate::cpu::isa::Arch;
@@ -128,6 +128,8 @@ macro_rules! kernel {
 }
 
 impl Engine for TileUnit {
+    type Lines = ();
+
     #[inline(always)]
     unsafe fn begin() -> Self {
         // SAFETY: the caller vouches for the instruction; the setup is valid.
@@ -136,12 +138,7 @@ impl Engine for TileUnit {
     }
 
     #[inline(always)]
-    unsafe fn pack<A: Arch>(
-        a: Left<'_, f32, impl Rows>,
-        rows: Range<usize>,
-        part: Range<usize>,
-        to: &mut [f32],
-    ) -> Apart {
+    unsafe fn pack<A: Arch>(a: Left<'_, f32, impl Rows>, rows: Range<usize>, part: Range<usize>, to: &mut [f32]) {
         // SAFETY: guaranteed by the caller.
         unsafe { pack_tiles::<A>(a, rows, part, to) }
     }
@@ -149,7 +146,7 @@ impl Engine for TileUnit {
     #[inline(always)]
     unsafe fn multiply(
         &self,
-        (a, _): (*const f32, Apart),
+        (a, ()): (*const f32, ()),
         b: *const f32,
         steps: usize,
         (c, apart): (*mut f32, usize),

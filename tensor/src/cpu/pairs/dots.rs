@@ -1,7 +1,7 @@
 //! AVX-512's products of pairs: 16 at a time, each added to a sum.
 
 use super::WIDTH;
-use super::layout::{Apart, LINE, TILE, pack_lines};
+use super::layout::{LINE, Lines, TILE, pack_lines};
 use super::multiply::Engine;
 use crate::cpu::block::{Left, Rows};
 use crate::cpu::isa::Arch;
@@ -16,6 +16,8 @@ pub struct Dots(());
 const HEIGHT: usize = 8;
 
 impl Engine for Dots {
+    type Lines = Lines;
+
     #[inline(always)]
     unsafe fn begin() -> Self {
         Self(())
@@ -27,7 +29,7 @@ impl Engine for Dots {
         rows: Range<usize>,
         part: Range<usize>,
         to: &mut [f32],
-    ) -> Apart {
+    ) -> Lines {
         // SAFETY: guaranteed by the caller.
         unsafe { pack_lines(a, rows, part, to) }
     }
@@ -35,7 +37,7 @@ impl Engine for Dots {
     #[inline(always)]
     unsafe fn multiply(
         &self,
-        (a, apart): (*const f32, Apart),
+        (a, lines): (*const f32, Lines),
         b: *const f32,
         steps: usize,
         (c, c_apart): (*mut f32, usize),
@@ -43,12 +45,12 @@ impl Engine for Dots {
         [high, wide]: [usize; 2],
     ) {
         for row in (0..high * TILE).step_by(HEIGHT) {
-            let a = (a.wrapping_add(row / TILE * steps * TILE * LINE + row % TILE * apart.row), apart);
+            let a = (a.wrapping_add(row / TILE * steps * TILE * LINE + row % TILE * lines.row), lines);
             let c = (c.wrapping_add(row * c_apart), c_apart);
             let begin = begin.map(|(begin, apart)| (begin.wrapping_add(row * apart), apart));
             // SAFETY: guaranteed by the caller.
             unsafe {
-                match (wide, apart.row) {
+                match (wide, lines.row) {
                     (2, 1) => tile::<2, true>(a, b, steps, c, begin),
                     (2, _) => tile::<2, false>(a, b, steps, c, begin),
                     (_, 1) => tile::<1, true>(a, b, steps, c, begin),
@@ -65,13 +67,13 @@ impl Engine for Dots {
 /// As of [`Engine::multiply`].
 #[target_feature(enable = "avx512f,avx512bf16")]
 unsafe fn tile<const COUNT: usize, const NEIGHBOURS: bool>(
-    (a, apart): (*const f32, Apart),
+    (a, lines): (*const f32, Lines),
     b: *const f32,
     steps: usize,
     (c, c_apart): (*mut f32, usize),
     begin: Option<(*const f32, usize)>,
 ) {
-    let (from_row, from_pair) = if NEIGHBOURS { (1, apart.pair) } else { (apart.row, 1) };
+    let (from_row, from_pair) = if NEIGHBOURS { (1, lines.pair) } else { (lines.row, 1) };
     let mut sums = [[_mm512_setzero_ps(); COUNT]; HEIGHT];
     if let Some((begin, apart)) = begin {
         unrolled!(i in 0..HEIGHT => {

@@ -76,72 +76,74 @@ pub unsafe fn pack_panel<A: Arch>(b: Mat<'_, bf16>, to: &mut [f32]) {
     }
 }
 
-/// How the pairs of a packed left operand lie: those of 16 rows follow those of the 16 before.
-#[derive(Clone, Copy)]
-pub struct Apart {
-    /// From one row to the next.
-    pub row: usize,
-    /// From one pair of a row to the next.
-    pub pair: usize,
-}
-
 /// Packs some rows of A, of each a part of its elements, rounded to bf16, as tiles of 16 rows by 16 pairs, each
 /// contiguous; tiles of the same rows follow each other.
 ///
 /// # Safety
 /// The machine must have the instruction set `A`, and the conversion to bf16.
 #[inline(always)]
-pub unsafe fn pack_tiles<A: Arch>(
-    a: Left<'_, f32, impl Rows>,
-    rows: Range<usize>,
-    part: Range<usize>,
-    to: &mut [f32],
-) -> Apart {
-    let steps = part.len().div_ceil(STEP);
+pub unsafe fn pack_tiles<A: Arch>(a: Left<'_, f32, impl Rows>, rows: Range<usize>, part: Range<usize>, to: &mut [f32]) {
     if a.runs.step == 1 {
         // SAFETY: guaranteed by the caller.
-        unsafe { pack_rows::<TILE>(a, rows, part, to) };
-    } else {
-        let mut places = Places::new(a.runs, part);
-        for step in 0..steps {
-            let places = places.next_step();
-            for (tile, row) in rows.clone().step_by(TILE).enumerate() {
-                let mut pairs = [0f32; LINE * TILE];
-                let to = &mut to[(tile * steps + step) * TILE * LINE..][..TILE * LINE];
-                // SAFETY: guaranteed by the caller.
-                unsafe {
-                    pair_rows(a, row..rows.end.min(row + TILE), &places, &mut pairs);
-                    transpose::<f32, A::Vector<f32>>([LINE, TILE], (&pairs, TILE), (to, LINE));
-                }
-            }
-        }
+        return unsafe { pack_rows::<TILE>(a, rows, part, to) };
     }
-    Apart { row: steps * LINE, pair: 1 }
+    by_steps(a.runs, rows, part, to, |rows, step, to| {
+        let mut pairs = [0f32; LINE * TILE];
+        // SAFETY: guaranteed by the caller.
+        unsafe {
+            pair_rows(a, rows, step, &mut pairs);
+            transpose::<f32, A::Vector<f32>>([LINE, TILE], (&pairs, TILE), (to, LINE));
+        }
+    });
 }
 
-/// The same without tiles: the pairs of a row lie next to each other, or else the pairs of the same place in all rows,
-/// whichever A has them in.
+/// How the pairs of 16 packed rows lie; those of the next 16 follow.
+#[derive(Clone, Copy)]
+pub struct Lines {
+    /// From one row to the next.
+    pub row: usize,
+    /// From one pair of a row to the next.
+    pub pair: usize,
+}
+
+/// Packs them so that the pairs of a row are neighbours, or else the same pairs of 16 rows: whichever A's elements are.
 ///
 /// # Safety
 /// The machine must have the conversion to bf16.
 #[inline(always)]
-pub unsafe fn pack_lines(a: Left<'_, f32, impl Rows>, rows: Range<usize>, part: Range<usize>, to: &mut [f32]) -> Apart {
-    let steps = part.len().div_ceil(STEP);
+pub unsafe fn pack_lines(a: Left<'_, f32, impl Rows>, rows: Range<usize>, part: Range<usize>, to: &mut [f32]) -> Lines {
     if a.runs.step == 1 {
+        let row = part.len().div_ceil(STEP) * LINE;
         // SAFETY: guaranteed by the caller.
         unsafe { pack_rows::<1>(a, rows, part, to) };
-        return Apart { row: steps * LINE, pair: 1 };
+        return Lines { row, pair: 1 };
     }
-    let mut places = Places::new(a.runs, part);
+    by_steps(a.runs, rows, part, to, |rows, step, to| {
+        // SAFETY: guaranteed by the caller.
+        unsafe { pair_rows(a, rows, step, to) };
+    });
+    Lines { row: 1, pair: TILE }
+}
+
+/// Calls `pack` for each step of a part and up to 16 rows at a time, with where these pairs go. All rows have their
+/// turn before the next step, as their elements are neighbours in memory.
+#[inline(always)]
+fn by_steps(
+    runs: Runs<'_>,
+    rows: Range<usize>,
+    part: Range<usize>,
+    to: &mut [f32],
+    pack: impl Fn(Range<usize>, &Step, &mut [f32]),
+) {
+    let steps = part.len().div_ceil(STEP);
+    let mut places = Places::new(runs, part);
     for step in 0..steps {
         let places = places.next_step();
         for (tile, row) in rows.clone().step_by(TILE).enumerate() {
-            let to = &mut to[(tile * steps + step) * LINE * TILE..][..LINE * TILE];
-            // SAFETY: guaranteed by the caller.
-            unsafe { pair_rows(a, row..rows.end.min(row + TILE), &places, to) };
+            let to = &mut to[(tile * steps + step) * TILE * LINE..][..TILE * LINE];
+            pack(row..rows.end.min(row + TILE), &places, to);
         }
     }
-    Apart { row: 1, pair: TILE }
 }
 
 /// The elements of two registers, rounded to bf16, those of the first in the lower half.
@@ -264,8 +266,8 @@ impl<'a> Places<'a> {
     }
 }
 
-/// Rounds a step's elements of up to 16 rows, in pairs: the first pair of all rows, then the next one of all.
-/// What is missing of 16 rows and 16 pairs is zero. Fast if the rows start at consecutive elements.
+/// Rounds a step's elements of up to 16 rows, in pairs: the first pair of all rows, then the next one of all. What is
+/// missing of 16 rows and 16 pairs is zero. Fast if the rows start at consecutive elements.
 ///
 /// # Safety
 /// The machine must have the conversion.
@@ -313,5 +315,60 @@ unsafe fn pair_up(first: &[f32; TILE], second: &[f32; TILE], to: &mut [f32; TILE
         let both = rounded(_mm512_loadu_ps(first.as_ptr()), _mm512_loadu_ps(second.as_ptr()));
         let turns = _mm512_loadu_si512(TURNS.as_ptr().cast());
         _mm512_storeu_si512(to.as_mut_ptr().cast(), _mm512_permutexvar_epi16(turns, both));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::block::{At, Every};
+    use crate::cpu::isa::{Isa, limits};
+    use crate::simd;
+
+    /// Packs rows of a matrix in both ways, and looks for each pair where it should be.
+    fn check(a: Left<'_, f32, impl Rows>, rows: Range<usize>, part: Range<usize>) {
+        let steps = part.len().div_ceil(STEP);
+        let height = rows.len().next_multiple_of(TILE);
+        let size = height * steps * LINE;
+        let (mut tiles, mut lines) = (vec![f32::NAN; size], vec![f32::NAN; size]);
+        // SAFETY: the machine has what the caller limits it to.
+        simd!(A => unsafe { pack_tiles::<A>(a, rows.clone(), part.clone(), &mut tiles) });
+        // SAFETY: as above.
+        let Lines { row, pair: apart } = unsafe { pack_lines(a, rows.clone(), part.clone(), &mut lines) };
+        let element = |i: usize, p: usize| {
+            let place = part.start + p;
+            let Runs { starts, len, step } = a.runs;
+            let inside = i < rows.len() && p < part.len();
+            let at = || a.data[a.rows.start(rows.start + i) + starts[place / len] + place % len * step];
+            if inside { bf16::from_f32(at()) } else { bf16::ZERO }
+        };
+        for (i, q) in (0..height).flat_map(|i| (0..steps * LINE).map(move |q| (i, q))) {
+            let expected = pair(element(i, 2 * q), element(i, 2 * q + 1)).to_bits();
+            let in_tiles = ((i / TILE * steps + q / LINE) * TILE + i % TILE) * LINE + q % LINE;
+            let in_lines = i / TILE * TILE * steps * LINE + i % TILE * row + q * apart;
+            assert_eq!(tiles[in_tiles].to_bits(), expected, "pair {q} of row {i}, in tiles");
+            assert_eq!(lines[in_lines].to_bits(), expected, "pair {q} of row {i}, in lines");
+        }
+    }
+
+    #[test]
+    fn rows_are_packed_in_tiles_and_in_lines() {
+        // Tiles are packed by the same instructions wherever there is the conversion.
+        for _limited in limits(&[Isa::Avx512Bf16, Isa::Amx]) {
+            let data: Vec<f32> = (0..20_000).map(|i| (0.37 * i as f32).sin()).collect();
+            let scattered: Vec<usize> = (0..70).map(|i| i * 31 % 70 * 13).collect();
+            for (starts, len, step) in
+                [(&[0][..], 200, 1), (&[0], 200, 90), (&[5, 90, 0, 300], 50, 1), (&[7, 1], 100, 3)]
+            {
+                let runs = Runs { starts, len, step };
+                for (rows, part) in [(0..16, 0..200), (3..40, 64..129), (17..18, 199..200), (0..64, 10..10)] {
+                    for apart in [1, 2] {
+                        let every = Every(if step == 1 { 210 * apart } else { apart });
+                        check(Left { data: &data, rows: every, runs }, rows.clone(), part.clone());
+                    }
+                    check(Left { data: &data, rows: At(&scattered), runs }, rows, part);
+                }
+            }
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! What one thread does of a product of pairs.
 
-use super::layout::{Apart, LINE, TILE};
+use super::layout::{LINE, TILE};
 use super::{STEP, WIDTH};
 use crate::cpu::block::{Begin, Left, Rows};
 use crate::cpu::isa::Arch;
@@ -17,6 +17,9 @@ const ROWS: usize = 64;
 
 /// A way to multiply tiles.
 pub trait Engine {
+    /// How packed rows lie.
+    type Lines: Copy;
+
     /// Prepares this thread to use the engine's instructions until the result is dropped.
     ///
     /// # Safety
@@ -33,7 +36,7 @@ pub trait Engine {
         rows: Range<usize>,
         part: Range<usize>,
         to: &mut [f32],
-    ) -> Apart;
+    ) -> Self::Lines;
 
     /// C = A·B, or C = A·B + `begin`, for one or two tiles of rows by one or two tiles of columns. A: `steps` of its
     /// rows, as [`pack`](Self::pack) packs them. B: for each step the pair rows of a panel, [`WIDTH`] pairs each. C and
@@ -44,7 +47,7 @@ pub trait Engine {
     /// may be C.
     unsafe fn multiply(
         &self,
-        a: (*const f32, Apart),
+        a: (*const f32, Self::Lines),
         b: *const f32,
         steps: usize,
         c: (*mut f32, usize),
@@ -77,7 +80,7 @@ pub unsafe fn block<A: Arch, E: Engine, R: Rows>(
             let part = first..(first + DEPTH).min(depth);
             let steps = part.len().div_ceil(STEP);
             // SAFETY: guaranteed by the caller.
-            let apart = unsafe { E::pack::<A>(a, chunk.clone(), part, tiles) };
+            let lines = unsafe { E::pack::<A>(a, chunk.clone(), part, tiles) };
             for panel in panels.clone() {
                 let from = b.rows_from(panel, first / 2);
                 assert!(steps * STEP / 2 * WIDTH <= from.len(), "rows of a panel");
@@ -89,7 +92,7 @@ pub unsafe fn block<A: Arch, E: Engine, R: Rows>(
                     begin => begin,
                 };
                 for row in chunk.clone().step_by(WIDTH) {
-                    let left = (tiles[(row - chunk.start) / TILE * steps * TILE * LINE..].as_ptr(), apart);
+                    let left = (tiles[(row - chunk.start) / TILE * steps * TILE * LINE..].as_ptr(), lines);
                     let rows = row..(row + WIDTH).min(chunk.end);
                     let to = TilesOfC { c, rows: c_rows, range: rows, columns: column..column + width };
                     // SAFETY: the tiles are there, as just packed, and the panel, as just checked; these tiles of C are
@@ -116,7 +119,7 @@ impl<R: Rows> TilesOfC<'_, R> {
     unsafe fn put<E: Engine>(
         self,
         engine: &E,
-        a: (*const f32, Apart),
+        a: (*const f32, E::Lines),
         b: *const f32,
         steps: usize,
         begin: Begin<'_, f32>,
@@ -168,17 +171,19 @@ mod tests {
     struct ByHand;
 
     impl Engine for ByHand {
+        type Lines = ();
+
         unsafe fn begin() -> Self {
             Self
         }
 
-        unsafe fn pack<A: Arch>(_: Left<'_, f32, impl Rows>, _: Range<usize>, _: Range<usize>, _: &mut [f32]) -> Apart {
+        unsafe fn pack<A: Arch>(_: Left<'_, f32, impl Rows>, _: Range<usize>, _: Range<usize>, _: &mut [f32]) {
             unreachable!("the test has packed rows")
         }
 
         unsafe fn multiply(
             &self,
-            (a, apart): (*const f32, Apart),
+            (a, ()): (*const f32, ()),
             b: *const f32,
             steps: usize,
             (c, c_apart): (*mut f32, usize),
@@ -192,8 +197,7 @@ mod tests {
                     let mut sum = begin.map_or(0.0, |(begin, apart)| *begin.add(row * apart + column));
                     for step in 0..steps {
                         for p in 0..LINE {
-                            let tile = a.add(row / TILE * steps * TILE * LINE);
-                            let left = *tile.add(row % TILE * apart.row + (step * LINE + p) * apart.pair);
+                            let left = *a.add((row * steps + step) * LINE + p);
                             let ([a0, a1], [b0, b1]) =
                                 (halves(left), halves(*b.add((step * LINE + p) * WIDTH + column)));
                             sum = a1.mul_add(b1, a0.mul_add(b0, sum));
@@ -224,14 +228,13 @@ mod tests {
         let (held, row) = (numbers(WIDTH * WIDTH, 3), numbers(WIDTH, 4).into_iter().map(bf16::from_f32));
         let row: Vec<f32> = row.map(bf16::to_f32).collect();
         let starts: Vec<usize> = (0..WIDTH).map(|row| row * WIDTH).collect();
-        let apart = Apart { row: steps * LINE, pair: 1 };
         for begin in [Begin::Zero, Begin::Row(&row), Begin::Kept] {
             let product = |height: usize, width: usize| {
                 let mut c = held.clone();
                 let to =
                     TilesOfC { c: Interleaved::new(&mut c), rows: At(&starts), range: 0..height, columns: 0..width };
                 // SAFETY: there are as many tiles and rows of pairs.
-                unsafe { to.put(&ByHand, (a.as_ptr(), apart), b.as_ptr(), steps, begin) };
+                unsafe { to.put(&ByHand, (a.as_ptr(), ()), b.as_ptr(), steps, begin) };
                 c
             };
             let whole = product(WIDTH, WIDTH);
