@@ -31,7 +31,7 @@
 //! A whole training run, as the program does it:
 //!
 //! ```no_run
-//! use biformer::{config::RunConfig, trainer::Trainer};
+//! use biformer::prelude::*;
 //! use std::sync::atomic::AtomicBool;
 //!
 //! # fn main() -> anyhow::Result<()> {
@@ -73,8 +73,11 @@ pub mod trainer;
 /// What a program that uses this library begins with: `use biformer::prelude::*;`
 pub mod prelude {
     pub use crate::autograd::{Gradients, InputGrads, Parameters, ParametersBuilder, Rule, Tape, Var};
+    pub use crate::config::RunConfig;
+    pub use crate::data::{self, Augmentation, Loader, LoaderConfig, Split, Transform};
     pub use crate::model::{BiFormer, Builder, Mode, ModelConfig, Pass, TensorFile, preset};
     pub use crate::ops;
     pub use crate::optim::{AdamW, AdamWConfig, Ema, EmaConfig, Schedule, ScheduleRule};
     pub use crate::tensor::{DType, Device, Shape, Tensor};
+    pub use crate::trainer::{Trainer, trained::TrainedModel};
 }
