@@ -70,8 +70,8 @@ pub(super) fn last_place((rows, cols): (usize, usize), (row_stride, col_stride):
 const MIN_ROWS: usize = 128;
 /// The same if each task packs its panels, which takes as long as multiplying them by some ten rows.
 const MIN_ROWS_TO_PACK: usize = 512;
-/// The same for panels, if each task packs its rows of A, which takes up to a quarter of the time of multiplying them by
-/// a panel.
+/// The same for panels, if each task packs its rows of A, which takes up to a quarter of the time of multiplying them
+/// by a panel.
 const MIN_PANELS_TO_PACK_ROWS: usize = 4;
 /// The largest result for which partial sums over the inner axis are worth their memory.
 const MAX_PARTIAL: usize = 1 << 18;

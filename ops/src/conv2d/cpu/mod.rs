@@ -1,9 +1,8 @@
 //! CPU kernels of [`conv2d`](super::conv2d): matrix products that read patches where they lie.
 //!
-//! Each row of the kernel reads a contiguous run of elements of the image. So no matrix of patches is needed (except
-//! for the weight's gradient in bf16): the rows of the image that a block of output pixels reads are copied into a
-//! *band*, with their zero padding, and the product is told where each patch starts in it and where its runs lie from
-//! there.
+//! Each row of the kernel reads a contiguous run of elements of the image. So no matrix of patches is needed: the rows
+//! of the image that a block of output pixels reads are copied into a *band*, with their zero padding, and the product
+//! is told where each patch starts in it and where its runs lie from there.
 //!
 //! The gradient of x is computed the same way. Pixels of x whose coordinates have the same remainders modulo the stride
 //! meet the same taps, so it consists of stride² convolutions of dy, and each element is written once.
