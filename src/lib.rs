@@ -70,6 +70,8 @@ pub mod staging;
 pub mod threads;
 pub mod trainer;
 
+pub use printing::set_quiet;
+
 /// What a program that uses this library begins with: `use biformer::prelude::*;`
 pub mod prelude {
     pub use crate::autograd::{Gradients, InputGrads, Parameters, ParametersBuilder, Rule, Tape, Var};

@@ -8,15 +8,32 @@ use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 use unicode_width::UnicodeWidthStr;
 
-/// Prints a line and ignores errors, unlike `println!`, which panics on a closed pipe.
+/// Prints a line, unless [quiet](set_quiet), and ignores errors, unlike `println!`, which panics on a closed pipe.
 macro_rules! tell {
-    ($stream:expr, $($part:tt)*) => {{
-        use std::io::Write;
-        let line = $crate::printing::printable(format_args!($($part)*));
-        let _ = writeln!($stream, "{}", $crate::printing::shortened(line));
-    }};
+    ($stream:expr, $($part:tt)*) => {
+        if !$crate::printing::is_quiet() {
+            use std::io::Write;
+            let line = $crate::printing::printable(format_args!($($part)*));
+            let _ = writeln!($stream, "{}", $crate::printing::shortened(line));
+        }
+    };
 }
 pub(crate) use tell;
+
+/// Whether nothing is told.
+static QUIET: AtomicBool = AtomicBool::new(false);
+
+/// Whether this process prints nothing of how a run gets on: neither its progress nor notes, among them those on images
+/// that were skipped. At first it does; a program with an output of its own turns that off. Errors are returned either
+/// way.
+pub fn set_quiet(quiet: bool) {
+    QUIET.store(quiet, Ordering::Relaxed);
+}
+
+/// Whether nothing is told.
+pub fn is_quiet() -> bool {
+    QUIET.load(Ordering::Relaxed)
+}
 
 /// Whether whoever read the output has seen enough: `biformer info | head -3`.
 static CLOSED: AtomicBool = AtomicBool::new(false);
@@ -92,9 +109,11 @@ pub fn shortened(line: String) -> String {
     if 0 < beginning && beginning < end { format!("{} … {}", &line[..beginning], &line[end..]) } else { line }
 }
 
-/// A progress bar for this many steps, with a message after it; hidden unless standard error is a terminal.
+/// A progress bar for this many steps, with a message after it; hidden when [quiet](set_quiet), or if standard error is
+/// no terminal.
 pub fn bar(steps: usize) -> ProgressBar {
-    let bar = ProgressBar::with_draw_target(Some(steps as u64), ProgressDrawTarget::stderr_with_hz(4));
+    let target = if is_quiet() { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr_with_hz(4) };
+    let bar = ProgressBar::with_draw_target(Some(steps as u64), target);
     let style = ProgressStyle::with_template("{bar:10} {wide_msg}").unwrap_or_else(|_| ProgressStyle::default_bar());
     bar.with_style(style.progress_chars("█▓░"))
 }

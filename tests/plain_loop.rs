@@ -14,6 +14,7 @@ use biformer::threads::pool;
 use biformer::trainer::{Images, Outcome, Trainer};
 use common::program::{assert_same_run, fresh, place, text};
 use common::samples;
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -122,6 +123,53 @@ fn a_run_leaves_the_bits_of_a_plain_loop() -> Result<()> {
 #[test]
 fn a_run_on_mixed_images_leaves_the_bits_of_a_plain_loop() -> Result<()> {
     assert_a_run_is_the_plain_loop(config(&fresh("plain-loop-mixed"), true)?)
+}
+
+/// Whoever watches a run learns of each epoch once it is stored, and can end the run there, without loss.
+#[test]
+fn a_run_is_watched_and_ended_after_an_epoch() -> Result<()> {
+    let folder = fresh("plain-loop-watched");
+    let config = RunConfig { epochs: 3, ..config(&folder, false)? };
+    let [whole, ended] = ["whole", "ended"].map(|name| RunConfig { out: folder.join(name), ..config.clone() });
+    let stop = AtomicBool::new(false);
+    Trainer::new(whole.clone())?.run(&stop)?;
+    let mut seen = vec![];
+    let outcome = Trainer::new(ended.clone())?.run_watched(&stop, |run| {
+        let stored = std::fs::read_to_string(run.folder().path().join("metrics.jsonl")).unwrap();
+        seen.push((run.progress().epoch(), stored.lines().count(), place(&ended.out)));
+        stop.store(run.progress().epoch() == 2, Ordering::Relaxed);
+    })?;
+    assert_eq!(outcome, Outcome::Interrupted);
+    assert_eq!(seen, [1, 2].map(|epoch| (epoch, epoch, Some((epoch as u64, 0)))), "all of an epoch is stored");
+    stop.store(false, Ordering::Relaxed);
+    assert_eq!(Trainer::resume(&ended.out, &Changes::default())?.run(&stop)?, Outcome::Finished);
+    assert_same_run("ended after an epoch", &whole.out, &ended.out);
+    Ok(())
+}
+
+/// What tells this program, run again by the test below, that it is to train, and whether it is to be quiet.
+const QUIET: &str = "BIFORMER_TEST_QUIET";
+
+/// A program with an output of its own wants none of a run's.
+#[test]
+fn a_quiet_run_prints_nothing() -> Result<()> {
+    const NAME: &str = "a_quiet_run_prints_nothing";
+    if let Ok(quiet) = std::env::var(QUIET) {
+        biformer::set_quiet(quiet == "true");
+        let config = RunConfig { epochs: 1, ..config(&fresh(&format!("plain-loop-quiet-{quiet}")), false)? };
+        Trainer::new(config)?.run(&AtomicBool::new(false))?;
+        return Ok(());
+    }
+    let printed = |quiet: &str| -> Result<[String; 2]> {
+        let arguments = [NAME, "--exact", "--nocapture"];
+        let run = Command::new(std::env::current_exe()?).args(arguments).env(QUIET, quiet).output()?;
+        assert!(run.status.success(), "{run:?}");
+        Ok([run.stdout, run.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()))
+    };
+    let of_run = |out: &str| ["Training nano", "epoch   1/1"].map(|part| out.contains(part));
+    let ([loud, _], [quiet, notes]) = (printed("false")?, printed("true")?);
+    assert!(of_run(&loud) == [true; 2] && of_run(&quiet) == [false; 2] && notes.is_empty(), "{loud}{quiet}{notes}");
+    Ok(())
 }
 
 /// Images whose first sets a flag when it is asked for.
