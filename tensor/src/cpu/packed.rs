@@ -105,14 +105,10 @@ impl<F: Factor> Packed<F> {
     }
 
     /// Packs a matrix of these extents (rows, columns) whose elements `fill` writes, a panel at a time: the given range
-    /// of columns, in rows of the given length. In parallel if `threads`, otherwise on this thread.
-    pub fn filled(
-        (rows, cols): (usize, usize),
-        threads: bool,
-        fill: impl Fn(Range<usize>, &mut [F], usize) + Sync,
-    ) -> Self {
+    /// of columns, in rows of the given length. With other threads' help.
+    pub fn filled((rows, cols): (usize, usize), fill: impl Fn(Range<usize>, &mut [F], usize) + Sync) -> Self {
         let isa = Isa::current();
-        simd!(isa, A => Self::by_panel::<A>((rows, cols), isa, threads, |columns, to, width| {
+        simd!(isa, A => Self::by_panel::<A>((rows, cols), isa, true, |columns, to, width| {
             A::run(
                 #[inline(always)]
                 || {

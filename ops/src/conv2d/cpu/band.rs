@@ -4,9 +4,8 @@
 use super::super::geometry::Geometry;
 use rayon::prelude::*;
 use std::ops::Range;
-use tensor::Scratch;
-use tensor::cpu::factor::Factor;
 use tensor::cpu::parallel::items_per_task;
+use tensor::{Float, Scratch};
 
 /// Rows of a map, each padded with zeros where a patch extends past its ends.
 struct Band {
@@ -35,18 +34,18 @@ impl Band {
         self.columns * self.channels
     }
 
-    /// Copies a row of a map into a row of the band, rounded to the band's type; zeros if there is no such row.
-    fn copy<F: Factor>(&self, from: Option<&[F::Sum]>, to: &mut [F]) {
+    /// Copies a row of a map into a row of the band; zeros if there is no such row.
+    fn copy<T: Float>(&self, from: Option<&[T]>, to: &mut [T]) {
         let from = from.unwrap_or_default();
         let (before, rest) = to.split_at_mut((self.left * self.channels).min(to.len()));
         let (inside, after) = rest.split_at_mut(from.len().min(rest.len()));
-        before.fill(F::default());
-        F::round(&from[..inside.len()], inside);
-        after.fill(F::default());
+        before.fill(T::zero());
+        inside.copy_from_slice(&from[..inside.len()]);
+        after.fill(T::zero());
     }
 
     /// The band of some rows of a map, numbered across all images; zeros for those that are `None`.
-    pub fn cut<F: Factor>(&self, map: &[F::Sum], width: usize, rows: &[Option<usize>]) -> Scratch<F> {
+    pub fn cut<T: Float>(&self, map: &[T], width: usize, rows: &[Option<usize>]) -> Scratch<T> {
         let mut band = Scratch::new(rows.len() * self.row());
         let size = width * self.channels;
         let rows = band.par_chunks_exact_mut(self.row().max(1)).zip(rows).with_min_len(items_per_task(self.row()));
@@ -84,7 +83,7 @@ impl InputBand {
     }
 
     /// The band, cut out of x.
-    pub fn cut<F: Factor>(&self, g: &Geometry, x: &[F::Sum]) -> Scratch<F> {
+    pub fn cut<T: Float>(&self, g: &Geometry, x: &[T]) -> Scratch<T> {
         self.band.cut(x, g.input[1], &self.rows)
     }
 }
@@ -124,7 +123,7 @@ impl OutputBand {
     }
 
     /// The band, cut out of dy.
-    pub fn cut<F: Factor>(&self, g: &Geometry, dy: &[F::Sum]) -> Scratch<F> {
+    pub fn cut<T: Float>(&self, g: &Geometry, dy: &[T]) -> Scratch<T> {
         self.band.cut(dy, g.output[1], &self.dy_rows)
     }
 

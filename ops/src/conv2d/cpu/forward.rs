@@ -31,7 +31,7 @@ pub fn forward<F: Factor>(g: Geometry, x: &[F::Sum], weight: &Packed<F>, bias: O
         if let Some(bias) = bias {
             y.chunks_exact_mut(g.outputs).for_each(|y| y.copy_from_slice(bias));
         }
-        let band = input.cut::<F::Sum>(&g, x);
+        let band = input.cut(&g, x);
         let patches = Patches { data: &band, starts: &input.starts, runs: &input.runs, len: g.run(), step: 1 };
         gemm_patches(patches, weight, Out { data: y, accumulate: bias.is_some() }, &places[..input.starts.len()]);
     });

@@ -25,7 +25,7 @@ pub fn backward_input<F: Factor>(g: Geometry, dy: &[F::Sum], weight: &[F], dx: O
         let mut weights = weights.iter();
         for down in g.remainders(0) {
             let output = OutputBand::new(&g, first..first + dx.len() / size, down);
-            let band = output.cut::<F::Sum>(&g, dy);
+            let band = output.cut(&g, dy);
             for across in g.remainders(1) {
                 let weight = weights.next().expect("invariant: one for each pair of remainders");
                 let (starts, places) = output.pixels(&g, across);
@@ -44,7 +44,7 @@ pub fn backward_input<F: Factor>(g: Geometry, dy: &[F::Sum], weight: &[F], dx: O
 fn pack_taps<F: Factor>(g: &Geometry, weight: &[F], [down, across]: [usize; 2]) -> Packed<F> {
     let across = || g.taps_of(1, across).rev();
     let taps: Vec<usize> = g.taps_of(0, down).flat_map(|a| across().map(move |b| a * g.kernel[1] + b)).collect();
-    Packed::filled((taps.len() * g.outputs, g.inputs), true, |inputs, to, width| {
+    Packed::filled((taps.len() * g.outputs, g.inputs), |inputs, to, width| {
         for (row, to) in to.chunks_exact_mut(width).enumerate() {
             let (tap, output) = (taps[row / g.outputs], row % g.outputs);
             let (to, beyond) = to.split_at_mut(inputs.len());

@@ -87,7 +87,7 @@ fn add_block<F: Factor>(
     let row = g.output[1] * g.outputs;
     let (dy, pixels) = (&dy[rows.start * row..rows.end * row], rows.len() * g.output[1]);
     let input = InputBand::new(g, rows);
-    let (band, mut room) = (input.cut::<F::Sum>(g, x), None);
+    let (band, mut room) = (input.cut(g, x), None);
     let dy = F::factors(dy, &mut room);
     sections.par_iter().zip(sums).for_each(|(Section { elements, outputs }, sums)| {
         let dy = Mat::strided(&dy[outputs.start..], (pixels, outputs.len()), (g.outputs, 1));

@@ -14,13 +14,25 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 /// Requests permission from the system to use the tiles, for all threads of this program. Returns whether they can be
-/// used.
+/// used. In the tests of this crate, tiles that the processor lacks are emulated.
 pub fn enable() -> bool {
+    has_tiles() && ask_system() || is_emulated()
+}
+
+#[cfg(all(test, target_os = "linux"))]
+use super::emulated::install as is_emulated;
+
+#[cfg(not(all(test, target_os = "linux")))]
+fn is_emulated() -> bool {
+    false
+}
+
+fn has_tiles() -> bool {
     const BF16_AND_TILES: u32 = 1 << 22 | 1 << 24;
     #[allow(unused_unsafe)] // a safe function in newer releases of Rust than the oldest that will do
     // SAFETY: every x86-64 processor has this instruction.
     let features = unsafe { if __cpuid(0).eax < 7 { 0 } else { __cpuid_count(7, 0).edx } };
-    features & BF16_AND_TILES == BF16_AND_TILES && ask_system()
+    features & BF16_AND_TILES == BF16_AND_TILES
 }
 
 #[cfg(target_os = "linux")]

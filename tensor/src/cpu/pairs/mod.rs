@@ -6,12 +6,15 @@
 //! ([`amx`]), or AVX-512 rows of 16 pairs ([`dots`]). Without either, elements are widened to f32 and multiplied as
 //! f32.
 //!
-//! The factors are the same everywhere, and their products exact in f32; sums differ in their order.
+//! The factors are the same everywhere, and their products exact in f32; sums differ in their order. (Only on threads
+//! that do not [flush denormals](crate::cpu::parallel::thread_pool) can factors differ: pairs take denormals for zero.)
 
 #[cfg(target_arch = "x86_64")]
 pub mod amx;
 #[cfg(target_arch = "x86_64")]
 mod dots;
+#[cfg(all(test, target_arch = "x86_64", target_os = "linux"))]
+mod emulated;
 #[cfg(target_arch = "x86_64")]
 mod layout;
 #[cfg(target_arch = "x86_64")]

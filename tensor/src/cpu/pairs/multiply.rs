@@ -23,7 +23,8 @@ pub trait Engine {
     /// Prepares this thread to use the engine's instructions until the result is dropped.
     ///
     /// # Safety
-    /// The machine must have them.
+    /// The machine must have them, and until the result is dropped this thread must prepare for no engine again, nor run
+    /// other threads' tasks.
     unsafe fn begin() -> Self;
 
     /// Packs some rows of A, of each a part of its elements, rounded to bf16 and filled up with zeros to whole tiles of
@@ -72,7 +73,7 @@ pub unsafe fn block<A: Arch, E: Engine, R: Rows>(
     let depth = a.runs.starts.len() * a.runs.len;
     let height = ROWS.min(rows.len()).next_multiple_of(TILE);
     let tiles: &mut [f32] = &mut Scratch::new(height * DEPTH.min(depth).next_multiple_of(STEP) / 2);
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: the caller guarantees the engine, and nothing below runs another task.
     let engine = unsafe { E::begin() };
     for first_row in rows.clone().step_by(ROWS) {
         let chunk = first_row..(first_row + ROWS).min(rows.end);

@@ -112,7 +112,7 @@ fn strided_operands_and_patches_are_read_where_they_lie() {
         for (runs, len) in [(vec![0, 900], 300), (vec![7, 50, 3], 30), (vec![0], 0), (vec![], 4)] {
             let (k, starts) = (runs.len() * len, (0..m).map(|i| i * 7 % m * 11).collect::<Vec<_>>());
             let b = random(k * n, 2);
-            let packed = Packed::<bf16>::filled((k, n), false, |columns, to, width| {
+            let packed = Packed::<bf16>::filled((k, n), |columns, to, width| {
                 for (row, to) in to.chunks_exact_mut(width).enumerate() {
                     to[..columns.len()].copy_from_slice(&b[row * n..][columns.clone()]);
                     to[columns.len()..].fill(bf16::ZERO);
@@ -137,7 +137,7 @@ fn strided_operands_and_patches_are_read_where_they_lie() {
             let want = product([m, k, n], |i, p| map[starts[i] + runs[p / len] + p % len], |p, j| b[p * n + j]);
             // Rows of C that lie evenly, and some that do not, in whole tiles.
             for shift in [0, 1] {
-                let b = Packed::<bf16>::filled((k, 32), false, |columns, to, width| {
+                let b = Packed::<bf16>::filled((k, 32), |columns, to, width| {
                     for (row, to) in to.chunks_exact_mut(width).enumerate() {
                         to.fill(bf16::ZERO);
                         to[..columns.len()].copy_from_slice(&b[row * n..][columns.clone()]);
