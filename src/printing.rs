@@ -20,17 +20,16 @@ macro_rules! tell {
 }
 pub(crate) use tell;
 
-/// Whether nothing is told.
+/// Whether [`set_quiet`] has turned printing off.
 static QUIET: AtomicBool = AtomicBool::new(false);
 
-/// Whether this process prints nothing of how a run gets on: neither its progress nor notes, among them those on images
-/// that were skipped. At first it does; a program with an output of its own turns that off. Errors are returned either
-/// way.
+/// Turns off, or on again, what this process prints of a run by itself: its progress, and notes such as those on images
+/// that were skipped. It prints at first. Errors are returned either way.
 pub fn set_quiet(quiet: bool) {
     QUIET.store(quiet, Ordering::Relaxed);
 }
 
-/// Whether nothing is told.
+/// Whether [`set_quiet`] has turned printing off.
 pub fn is_quiet() -> bool {
     QUIET.load(Ordering::Relaxed)
 }
@@ -64,9 +63,9 @@ pub fn print(text: fmt::Arguments<'_>) -> Result<()> {
     }
 }
 
-/// Prints an error in one line.
+/// Prints an error in one line, also when [quiet](set_quiet).
 pub fn print_error(error: &anyhow::Error) {
-    tell!(io::stderr(), "error: {}", without_breaks(&format!("{error:#}")));
+    let _ = writeln!(io::stderr(), "error: {}", shortened(printable(without_breaks(&format!("{error:#}")))));
 }
 
 /// A text whose lines follow each other on one. Its other spaces stay, as they may be those of a file's name.

@@ -2,8 +2,8 @@
 //!
 //! It works like a stopwatch with laps. An operation is recorded right after it has computed, so the time since the
 //! last lap is its own; a backward rule's lap ends when it has run; and code that does other work in between calls
-//! [`Profile::lap`]. Every moment is charged to exactly one line (but for that of pieces which record
-//! nothing), so the lines add up to the total.
+//! [`Profile::lap`]. Every moment is charged to exactly one line, so the lines add up to the total; only that of pieces
+//! that record nothing is charged to none.
 
 use crate::Rule;
 use std::sync::{Arc, Mutex};

@@ -8,9 +8,8 @@
 //!   segment once more, on a tape of its own, and walks that.
 //!
 //! Either way the same kernels run on the same numbers, and gradients are added up in the same order: they have the
-//! same bits as if everything had been kept. (Except for a value that is passed to a segment twice, and for a
-//! parameter that is passed to it instead of being put on its tape: the gradients of such inputs are accumulated
-//! separately first.)
+//! same bits as if everything had been kept, but for two kinds of a segment's inputs
+//! ([`Tape::recomputing_segments`]).
 
 use crate::tape::{Node, Origin, TapeKind};
 use crate::{Error, InputGrads, Profile, Result, Rule, Tape, Var};

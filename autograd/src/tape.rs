@@ -131,8 +131,9 @@ impl Tape {
     }
 
     /// A tape for gradient checkpointing: it records, but keeps only the inputs of each [segment](Tape::segment), which
-    /// it runs a second time in the backward pass. The gradients have the same bits, unless one value is passed to a
-    /// segment as two of its inputs.
+    /// it runs a second time in the backward pass. The gradients have the same bits, unless a value is passed to a
+    /// segment twice, or a parameter is passed to it instead of being put on its tape: the gradients of such inputs are
+    /// accumulated by themselves first.
     pub fn recomputing_segments() -> Self {
         Self::of_kind(TapeKind::RecomputeSegments)
     }
@@ -207,9 +208,9 @@ impl Tape {
         nodes.len() - 1
     }
 
-    /// Appends an operation: its inputs, its value, and the rule that will turn the gradient of its value
-    /// into those of its inputs. The rule (with all that it saves) is only made when some input needs a
-    /// gradient. There is no way to append an operation without a rule, and so no silent detach.
+    /// Appends an operation: its inputs, its value, and the rule that will turn the gradient of its value into those of
+    /// its inputs. The rule (with all that it saves) is only made when some input needs a gradient, or a profile counts
+    /// the work. There is no way to append an operation without a rule, and so no silent detach.
     ///
     /// Errors: [`Error::ForeignVar`]; on a tape that [checks](Self::checking_finite), [`Error::NotFinite`].
     ///

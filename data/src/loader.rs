@@ -40,7 +40,8 @@ pub struct LoaderConfig {
     pub shuffle: bool,
     /// Whether a last batch that is not full is left out.
     pub drop_last: bool,
-    /// Threads; 0 for one per core or, if a thread of a rayon pool makes the loader, for as many as that pool has.
+    /// Threads, at most 256; 0 for one per core or, if a thread of a rayon pool makes the loader, for as many as that
+    /// pool has.
     pub workers: usize,
     /// How many undecodable images are tolerated per epoch (or the part of it that is run) before
     /// [`Error::TooManyBadImages`].

@@ -4,8 +4,9 @@ use crate::config::{Attend, Family, ModelConfig};
 use crate::error::{Error, Result};
 use crate::layers::{DepthwiseConv, Linear};
 use crate::pass::Pass;
-use crate::regions::{self, Routes};
+use crate::regions;
 use crate::state::Builder;
+use crate::trace::Routes;
 use autograd::Var;
 use ops::{Bra, RouteKind};
 use tensor::{DType, Tensor};
@@ -146,7 +147,7 @@ impl RoutedAttention {
             let message = format!("a map of {height}x{width} tokens {why} {n_win}x{n_win} regions; {advice}");
             Error::Config { field: "n_win", message }
         };
-        let Some(regions) = regions::cut(map, n_win, self.family) else {
+        let Some(regions) = regions::padded(map, n_win, self.family) else {
             return Err(unfit("is too small for", "use larger images or a smaller n_win"));
         };
         let (grid, padded) = (regions.grid(), regions.map());

@@ -5,6 +5,7 @@ use crate::factors::{Factors, Prepared};
 use crate::pass::{Mode, Pass};
 use crate::state::{Builder, Init, RunningStatistics, StatisticsId};
 use autograd::{ParamId, Parameters, Var};
+use ops::dwconv::SIZES;
 use tensor::{DType, Device, Tensor};
 
 /// A linear layer, x (..., I) to (..., O).
@@ -17,14 +18,15 @@ pub struct Linear {
 }
 
 impl Linear {
-    /// Weights start normally distributed (deviation 0.02), biases at zero.
+    /// Adds `{name}.weight` (O, I) and, with `bias`, `{name}.bias` (O). Weights start normally distributed (deviation
+    /// 0.02), biases at zero. Panics if a name is taken.
     pub fn new(builder: &mut Builder, name: &str, inputs: usize, outputs: usize, bias: bool) -> Self {
         let weight = builder.parameter(format!("{name}.weight"), [outputs, inputs], Init::Normal);
         let bias = bias.then(|| builder.parameter(format!("{name}.bias"), [outputs], Init::Constant(0.0)));
         Self { weight, bias, extents: [outputs, inputs] }
     }
 
-    /// The same function stored, and initialised, as a 1x1 convolution.
+    /// The same function stored, and initialised, as a 1x1 convolution: the weight as (O, I, 1, 1).
     pub fn convolution(builder: &mut Builder, name: &str, inputs: usize, outputs: usize, bias: bool) -> Self {
         let init = Init::Uniform { fan_in: inputs };
         let weight = builder.parameter(format!("{name}.weight"), [outputs, inputs, 1, 1], init);
@@ -66,7 +68,7 @@ pub struct Conv {
 }
 
 impl Conv {
-    /// A square kernel.
+    /// Adds `{name}.weight` (O, I, K, K), for a square kernel, and `{name}.bias` (O). Panics if a name is taken.
     pub fn new(
         builder: &mut Builder,
         name: &str,
@@ -133,8 +135,10 @@ pub struct DepthwiseConv {
 }
 
 impl DepthwiseConv {
-    /// A square, odd kernel.
+    /// Adds `{name}.weight` (C, 1, K, K), for a square kernel, and `{name}.bias` (C). Panics if a name is taken, and
+    /// unless K is 3, 5 or 7.
     pub fn new(builder: &mut Builder, name: &str, channels: usize, kernel: usize) -> Self {
+        assert!(SIZES.contains(&kernel), "a depthwise kernel of {kernel}x{kernel}, expected one of {SIZES:?}");
         let init = Init::Uniform { fan_in: kernel * kernel };
         let weight = builder.parameter(format!("{name}.weight"), [channels, 1, kernel, kernel], init);
         let bias = builder.parameter(format!("{name}.bias"), [channels], init);
@@ -170,7 +174,7 @@ impl LayerNorm {
     /// ε
     pub const EPSILON: f64 = 1e-6;
 
-    /// Starts as the plain normalisation.
+    /// Adds `{name}.weight` and `{name}.bias`, both (C). Starts as the plain normalisation. Panics if a name is taken.
     pub fn new(builder: &mut Builder, name: &str, channels: usize) -> Self {
         let weight = builder.parameter(format!("{name}.weight"), [channels], Init::Constant(1.0));
         let bias = builder.parameter(format!("{name}.bias"), [channels], Init::Constant(0.0));
@@ -201,7 +205,8 @@ pub struct BatchNorm {
 impl BatchNorm {
     const EPSILON: f64 = 1e-5;
 
-    /// Starts as the plain normalisation.
+    /// Adds `{name}.weight` and `{name}.bias`, both (C), and running statistics under the same name. Starts as the
+    /// plain normalisation. Panics if a name is taken.
     pub fn new(builder: &mut Builder, name: &str, channels: usize) -> Self {
         let weight = builder.parameter(format!("{name}.weight"), [channels], Init::Constant(1.0));
         let bias = builder.parameter(format!("{name}.bias"), [channels], Init::Constant(0.0));

@@ -16,8 +16,10 @@ pub struct Mlp {
 }
 
 impl Mlp {
-    /// The MLP of a block in a stage; `name` is the block's name in the state_dict.
+    /// The MLP of a block in a stage; `name` is the block's name in the state_dict. Panics unless the configuration has
+    /// such a stage, and that stage is valid ([`ModelConfig::check`]).
     pub fn new(builder: &mut Builder, name: &str, config: &ModelConfig, stage: usize) -> Self {
+        config.assert_stage(stage);
         let (dim, hidden) = (config.embed_dim[stage], config.hidden(stage));
         // In the published code, the indices of one family's MLP layers count an identity module, which the others
         // leave out.

@@ -2,25 +2,10 @@
 
 use crate::config::{Attend, Family, ModelConfig};
 use ops::Regions;
-use tensor::Tensor;
-
-/// Where the regions of a routed attention looked, in one pass.
-#[derive(Clone, Debug)]
-pub struct Routes {
-    /// The attention's name.
-    pub name: String,
-    /// The k regions that each of P regions was routed to, best first, (N, P, k): an index tensor. Regions are numbered
-    /// row by row: p is in row p / G_w and column p % G_w of the grid (G_h, G_w).
-    pub indices: Tensor,
-    /// How the map was cut into these regions.
-    pub regions: Regions,
-    /// The map's height and width, beyond which regions are padding.
-    pub map: [usize; 2],
-}
 
 /// The regions of a map (H, W) for this `n_win`, which together may be larger than it: the rest is padding, at the
 /// bottom and right. Nothing where the map is too small to have any.
-pub fn cut(map: [usize; 2], n_win: usize, family: Family) -> Option<Regions> {
+pub fn padded(map: [usize; 2], n_win: usize, family: Family) -> Option<Regions> {
     let (grid, size) = match family {
         // Regions of a rounded-down size, as many as it takes.
         Family::BiformerStlNchw => {
@@ -37,7 +22,9 @@ pub fn cut(map: [usize; 2], n_win: usize, family: Family) -> Option<Regions> {
 impl ModelConfig {
     /// The regions of a stage's map, if the stage routes and the map is large enough.
     pub fn regions(&self, map: [usize; 2], stage: usize) -> Option<Regions> {
-        matches!(self.attend(stage), Attend::Routed(_)).then(|| cut(map, self.n_win.at(stage), self.family)).flatten()
+        matches!(self.attend(stage), Attend::Routed(_))
+            .then(|| padded(map, self.n_win.at(stage), self.family))
+            .flatten()
     }
 }
 
@@ -47,7 +34,7 @@ mod tests {
 
     #[test]
     fn regions_cover_the_map_as_each_layout_rounds() {
-        let of = |map, n_win, family| cut(map, n_win, family).map(|regions| (regions.grid(), regions.map()));
+        let of = |map, n_win, family| padded(map, n_win, family).map(|regions| (regions.grid(), regions.map()));
         assert_eq!(of([56, 28], 7, Family::Biformer), Some(([7, 7], [56, 28])));
         assert_eq!(of([50, 76], 7, Family::Biformer), Some(([7, 7], [56, 77])));
         assert_eq!(of([3, 3], 7, Family::BiformerStl), Some(([7, 7], [7, 7])));

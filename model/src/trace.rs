@@ -1,10 +1,23 @@
 //! What a pass through a model leaves behind beside its result.
 
 use crate::error::{Error, Result};
-use crate::regions::Routes;
 use crate::state::StatisticsId;
-use ops::BatchStatistics;
+use ops::{BatchStatistics, Regions};
 use tensor::Tensor;
+
+/// Where the regions of a routed attention looked, in one pass.
+#[derive(Clone, Debug)]
+pub struct Routes {
+    /// The attention's name.
+    pub name: String,
+    /// The k regions that each of P regions was routed to, best first, (N, P, k): an index tensor. Regions are numbered
+    /// row by row: p is in row p / G_w and column p % G_w of the grid (G_h, G_w).
+    pub indices: Tensor,
+    /// How the map was cut into these regions.
+    pub regions: Regions,
+    /// The map's height and width, beyond which regions are padding.
+    pub map: [usize; 2],
+}
 
 /// What a pass leaves behind beside its result.
 #[derive(Debug, Default)]

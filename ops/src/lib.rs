@@ -15,6 +15,9 @@
 //! # }
 //! ```
 //!
+//! Beside the errors that an operation lists, all give [`tensor::Error::Device`] for operands on different devices, and
+//! on a GPU its errors.
+//!
 //! | elsewhere in this crate | what it holds |
 //! |---|---|
 //! | `registry.rs` | the list of all operations |

@@ -182,7 +182,7 @@ impl AdamW {
     /// model's parameters or gradients; [`Error::NoParameters`] for gradients that were made for none;
     /// [`autograd::Error::Unreached`] when some parameter got no gradient in this step (its old one would be used
     /// again), [`autograd::Error::NoBackward`] when none did; [`tensor::Error::Shared`] while a tape or a view of the
-    /// parameters lives.
+    /// parameters lives, or a tensor of the [state](Self::state).
     pub fn step_clipped(
         &mut self,
         parameters: &mut Parameters,

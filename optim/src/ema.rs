@@ -89,7 +89,7 @@ impl Ema {
     /// streams, at the cost of a kernel with an optional fifth buffer. On a GPU
     /// [`AdamW::clip_and_step`](crate::AdamW::clip_and_step) includes it.
     ///
-    /// Errors: [`Error::Layout`] for another model's parameters;
+    /// Errors: [`Error::Layout`] for another model's parameters; [`tensor::Error::Device`] for those on another device;
     /// [`tensor::Error::Shared`] while a tape or a view of the average lives.
     pub fn update(&mut self, parameters: &Parameters) -> Result<()> {
         ensure_layout(self.average.layout(), "parameters", parameters.layout())?;

@@ -17,7 +17,7 @@ pub use fields::show;
 pub use measure::Measure;
 pub use preprocessing::Preprocessing;
 pub use recompute::Recompute;
-pub use schedule::{ScheduleConfig, ScheduleRule};
+pub use schedule::{ScheduleConfig, ScheduleKind};
 
 use crate::device::{Compute, DeviceName, Precision};
 use crate::paths::{MAX_TEXT, names_same};
@@ -167,7 +167,7 @@ impl RunConfig {
             checkpoint_every: 500,
             best_by: Measure::default(),
             schedule: ScheduleConfig {
-                rule: ScheduleRule::Cosine,
+                rule: ScheduleKind::Cosine,
                 peak: 1e-3,
                 start: 1e-5,
                 min: 1e-5,

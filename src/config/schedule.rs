@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 #[serde(deny_unknown_fields)]
 pub struct ScheduleConfig {
     /// Whether the rate changes with each step, or once per epoch as in the training of the published models.
-    pub rule: ScheduleRule,
+    pub rule: ScheduleKind,
     /// The highest learning rate, above 0.
     pub peak: f64,
     /// The learning rate at the start of the warm-up, from 0 to `peak`; a default above `peak` is lowered to it.
@@ -24,7 +24,7 @@ pub struct ScheduleConfig {
 /// See [`ScheduleConfig::rule`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum ScheduleRule {
+pub enum ScheduleKind {
     /// Linear warm-up, then cosine decay, changing with each step.
     Cosine,
     /// timm's cosine schedule, constant within an epoch, as in the training of the published models.
@@ -37,8 +37,8 @@ impl ScheduleConfig {
         let Self { rule, peak, start, min, warmup_epochs } = *self;
         let (epochs, steps_per_epoch) = (epochs as u64, steps_per_epoch as u64);
         let (unit, rule) = match rule {
-            ScheduleRule::Cosine => (steps_per_epoch, optim::ScheduleRule::Cosine),
-            ScheduleRule::Timm => (1, optim::ScheduleRule::Timm { steps_per_epoch }),
+            ScheduleKind::Cosine => (steps_per_epoch, optim::ScheduleRule::Cosine),
+            ScheduleKind::Timm => (1, optim::ScheduleRule::Timm { steps_per_epoch }),
         };
         let warmup = (warmup_epochs * unit as f64).round() as u64;
         let schedule = Schedule { peak, start, min, warmup, total: epochs * unit, rule };
@@ -50,8 +50,8 @@ impl ScheduleConfig {
     pub fn shorter_warm_up(&self, epochs: usize) -> f64 {
         let eighth = epochs as f64 / 8.0;
         match self.rule {
-            ScheduleRule::Cosine => eighth,
-            ScheduleRule::Timm => eighth.floor(),
+            ScheduleKind::Cosine => eighth,
+            ScheduleKind::Timm => eighth.floor(),
         }
     }
 
@@ -75,7 +75,7 @@ impl ScheduleConfig {
                  schedule.warmup_epochs=N"
             );
         }
-        if rule == ScheduleRule::Timm && warmup_epochs.fract() != 0.0 {
+        if rule == ScheduleKind::Timm && warmup_epochs.fract() != 0.0 {
             bail!("schedule.warmup_epochs = {warmup_epochs}, expected whole epochs where schedule.rule = \"timm\"");
         }
         Ok(())
@@ -90,7 +90,7 @@ mod tests {
 
     #[test]
     fn a_schedule_has_the_rates_and_steps_that_are_asked_for() {
-        let rule = ScheduleRule::Cosine;
+        let rule = ScheduleKind::Cosine;
         let asked = ScheduleConfig { rule, peak: 1e-2, start: 1e-4, min: 1e-3, warmup_epochs: 0.25 };
         let rule = optim::ScheduleRule::Cosine;
         let schedule = Schedule { peak: 1e-2, start: 1e-4, min: 1e-3, warmup: 3, total: 40, rule };

@@ -109,8 +109,8 @@ impl RunFolder {
         };
         tell!(
             io::stderr(),
-            "note: {} {problem} and is rewritten: what can change in a run that has begun, options and --config change; \
-             for all else begin another, from this one's weights with --weights",
+            "note: {} {problem} and is rewritten: options and --config change what can change in a run that has begun; for \
+             anything else, start another from its weights (--weights)",
             path.display()
         );
         Ok(())

@@ -69,7 +69,8 @@ impl Learner {
     /// One step on a batch: the gradients of all its micro-batches; clipping of their sum; AdamW; an update of the
     /// running statistics for each micro-batch (on a GPU along with its gradients); the moving average. On a GPU,
     /// `next` is called while the step runs, for the batch after this one, which is uploaded in advance; on the CPU it
-    /// is not called. Errors: a loss, a gradient or a weight that is not finite, with what helps; those of the device.
+    /// is not called. Errors: a loss, a gradient or, on the CPU, a batch's statistics that are not finite, with what
+    /// helps; those of the device.
     pub fn train<'b>(
         &mut self,
         batch: &Numbered,

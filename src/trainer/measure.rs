@@ -1,4 +1,4 @@
-//! How epochs are compared, by the measure that a run's configuration names.
+//! The methods of [`Measure`], by which a run's configuration says that epochs are compared.
 
 use super::metrics::EpochMetrics;
 use crate::config::Measure;

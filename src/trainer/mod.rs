@@ -146,8 +146,8 @@ impl Trainer {
         self.run_watched(stop, |_| {})
     }
 
-    /// The same, and after each epoch, as soon as it is stored, `watch` is called. If it sets `stop`, the run ends
-    /// there, as this one does, which prints nothing, if three epochs bring no gain.
+    /// As [`run`](Self::run), and calls `watch` after each epoch, once that is stored. If `watch` sets `stop`, the run
+    /// ends there. This one prints nothing, and ends after three epochs without a gain:
     ///
     /// ```no_run
     /// # use biformer::{config::{Measure, RunConfig}, set_quiet, trainer::Trainer};

@@ -209,7 +209,7 @@ fn verdict(row: &[f32], label: u32) -> Result<(u32, f64, Score)> {
 }
 
 /// The score of a row of logits, without its loss.
-#[expect(clippy::neg_cmp_op_on_partial_ord, reason = "NaN is neither less nor not less")]
+#[expect(clippy::neg_cmp_op_on_partial_ord, reason = "!(x < own) also holds for NaN, which is to come first")]
 fn score(row: &[f32], label: u32) -> Result<Score> {
     let classes = row.len();
     let own = row.get(label as usize).copied().with_context(|| format!("label {label} of {classes} classes"))?;

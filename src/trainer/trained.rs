@@ -94,8 +94,8 @@ impl Described {
         Ok(self.file)
     }
 
-    /// Leaves the weights as the last step left them, if the run also kept an average. Whether they are that now: what
-    /// was exported has been averaged before.
+    /// Drops the average, so that the weights are those of the last step. Returns false if they cannot be: in a file
+    /// that was exported, the average has already taken their place.
     pub fn drop_average(&mut self) -> bool {
         let of_average = [tensor_names::AVERAGE, tensor_names::AVERAGE_STATISTICS];
         let dropped = of_average.map(|name| self.file.tensors.remove(name)).iter().any(Option::is_some);

@@ -27,7 +27,8 @@ pub(crate) type Place = usize;
 
 /// A request of this many bytes, or more, does not fit in a core's own cache.
 const UNCACHED: usize = 1 << 22;
-/// Among this many of the most recently freed places, one that the requesting thread freed itself is preferred.
+/// Among this many of the most recently freed places of a length, one that the requesting thread freed itself is
+/// preferred.
 const FEW: usize = 16;
 
 /// Free and used places.

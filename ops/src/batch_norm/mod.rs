@@ -17,10 +17,9 @@
 //! running statistics are updated with. They are not part of the tape: no gradient flows through them.
 //!
 //! Operands must be contiguous; f32 or f64, and on a GPU also x in bf16 with parameters and statistics in f32. Errors:
-//! [`tensor::Error::Shape`], [`tensor::Error::Argument`] for training on fewer than two rows, and for an ε that is 0
-//! or less, or not finite,
-//! [`tensor::Error::NotContiguous`], [`tensor::Error::DType`]. Source: Ioffe and Szegedy, "Batch normalization", 2015;
-//! conventions of `torch.nn.BatchNorm2d`.
+//! [`tensor::Error::Shape`], [`tensor::Error::Argument`] for training on fewer than two rows, and for an ε that is 0 or
+//! less, or not finite, [`tensor::Error::NotContiguous`], [`tensor::Error::DType`]. Source: Ioffe and Szegedy, "Batch
+//! normalization", 2015; conventions of `torch.nn.BatchNorm2d`.
 
 pub mod cases;
 mod cpu;

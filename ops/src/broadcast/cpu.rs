@@ -76,7 +76,7 @@ pub fn reduce<T: Float>(op: &'static str, gradient: &Tensor, to: &Shape, mut out
 /// out (O, I) = Σ x (O, S, I) over S; `extents` are S and I.
 fn sum_middle<T: Float>(x: &[T], [summed, inner]: [usize; 2], Out { data, accumulate }: Out<'_, T>) {
     let block = summed * inner;
-    let add_rows = |rows: &[T], sum: &mut [T]| match sum {
+    let add = |rows: &[T], sum: &mut [T]| match sum {
         [sum] => *sum += sum_map(rows, |x| x),
         _ => add_rows(rows, sum),
     };
@@ -85,7 +85,7 @@ fn sum_middle<T: Float>(x: &[T], [summed, inner]: [usize; 2], Out { data, accumu
         outputs.for_each(|(place, data)| {
             let rows = &x[place * block..][..block];
             sum_in_pieces(summed, inner, inner, Out { data, accumulate }, |range, sum| {
-                add_rows(&rows[range.start * inner..range.end * inner], sum);
+                add(&rows[range.start * inner..range.end * inner], sum);
             });
         });
     } else {
@@ -93,7 +93,7 @@ fn sum_middle<T: Float>(x: &[T], [summed, inner]: [usize; 2], Out { data, accumu
             if !accumulate {
                 data.fill(T::zero());
             }
-            add_rows(&x[place * block..][..block], data);
+            add(&x[place * block..][..block], data);
         });
     }
 }

@@ -9,9 +9,9 @@
 //! **Backward.** From y = patches·W + b, as for a linear layer: dW = patchesᵀ·dy, db = Σ dy over the pixels, and
 //! dpatches = dy·Wᵀ, each element of which is added to the element of dx that the patch had copied. Saved: x and w. On
 //! the CPU the patches, KH·KW/s² times as large as x, are not materialised: the products read them from bands, copies
-//! of some rows of x, and dx is computed as a convolution of dy. On a GPU they are materialised (im2col) for some images
-//! at a time, but not in bf16 with up to 192 outputs: there products on tensor cores gather them from x, or from dy, as
-//! they go.
+//! of some rows of x, and dx is computed as a convolution of dy. On a GPU they are materialised (im2col) for some
+//! images at a time, but not in bf16 with up to 192 outputs: there products on tensor cores gather them from x, or from
+//! dy, as they go.
 //!
 //! Operands must be contiguous, and all in f32 or all in f64; or on the CPU x in f32 with w in bf16 and b in either; or
 //! on a GPU x in bf16 with w and b in f32 or bf16. In the latter two cases all factors are rounded to bf16, and

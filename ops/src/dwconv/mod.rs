@@ -1,12 +1,12 @@
 //! Depthwise convolution: one K×K kernel per channel, stride 1, zero padding.
 //!
-//! **Forward.** y[n, i, j, c] = b\[c\] + Σ_{a,b} x[n, i + a − P, j + b − P, c] · w[c, 0, a, b], with K odd and
+//! **Forward.** y[n, i, j, c] = b\[c\] + Σ_{u,v} x[n, i + u − P, j + v − P, c] · w[c, 0, u, v], with K odd and
 //! P = (K − 1)/2, so that y has the shape of x (N, H, W, C); w is (C, 1, K, K), b (C) or none. Terms outside
 //! the image are zero.
 //!
-//! **Backward.** x[n, i', j', c] meets w[c, 0, a, b] in y[n, i' − a + P, j' − b + P, c], hence dx[n, i', j', c] =
-//! Σ_{a,b} dy[n, i' − a + P, j' − b + P, c] · w[c, 0, a, b]: the same correlation, of dy with the kernel rotated by
-//! 180° (a → K − 1 − a, b likewise). dw[c, 0, a, b] = Σ_{n,i,j} dy[n, i, j, c] · x[n, i + a − P, j + b − P, c] and
+//! **Backward.** x[n, i', j', c] meets w[c, 0, u, v] in y[n, i' − u + P, j' − v + P, c], hence dx[n, i', j', c] =
+//! Σ_{u,v} dy[n, i' − u + P, j' − v + P, c] · w[c, 0, u, v]: the same correlation, of dy with the kernel rotated by
+//! 180° (u → K − 1 − u, v likewise). dw[c, 0, u, v] = Σ_{n,i,j} dy[n, i, j, c] · x[n, i + u − P, j + v − P, c] and
 //! db\[c\] = Σ_{n,i,j} dy[n, i, j, c]. Saved: x and w.
 //!
 //! **Residual.** [`dwconv_residual`] is x + dwconv(x), the position encoding as BiFormer uses it: equivalent to adding

@@ -17,7 +17,7 @@ pub fn forward<T: Float>(x: &[T], indices: &[u32], [images, rows, width]: [usize
 pub fn backward<T: Float>(dy: &[T], indices: &[u32], [images, rows, width]: [usize; 3], out: Out<'_, T>) {
     let Out { data, accumulate } = out;
     if data.is_empty() {
-        // As many rows as can be counted may have no elements.
+        // Rows without elements can be too many to list.
         return;
     }
     let pickers = Pickers::new(indices, images, rows);

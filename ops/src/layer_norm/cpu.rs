@@ -342,3 +342,58 @@ unsafe fn gradient<T: Float, V: Vector<T>>(
         dx.store(to);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tensor::cpu::isa::{Isa, limits};
+    use tensor::rng::Philox;
+
+    /// The gradient of x, added to what is there or not, and the sums, of five rows of `COUNT` registers, computed in
+    /// either way.
+    fn both_ways<T: Float, A: Arch, const COUNT: usize>(accumulate: bool) -> [(Vec<T>, Vec<T>); 2] {
+        let channels = COUNT * A::Vector::<T>::LANES;
+        let random = |seed, count| -> Vec<T> {
+            let mut draws = Philox::keyed(seed, &[]).sequence();
+            (0..count).map(|_| T::of(draws.uniform() - 0.5)).collect()
+        };
+        let ([dy, x], weight) = ([1, 2].map(|seed| random(seed, 5 * channels)), random(3, channels));
+        let (mean, rstd) = (random(4, 5), random(5, 5));
+        [false, true].map(|at_once| {
+            let (mut dx, mut sums) = (random(6, 5 * channels), random(7, 2 * channels));
+            let (out, moments) = (Some(Out { data: &mut dx, accumulate }), [&mean[..], &rstd[..]]);
+            A::run(
+                #[inline(always)]
+                // SAFETY: `A::run` makes sure of the instruction set.
+                || unsafe {
+                    if at_once {
+                        let given = [&dy[..], &x[..], &weight[..]];
+                        backward_at_once::<T, A::Vector<T>, COUNT>(given, moments, out, &mut sums);
+                    } else {
+                        backward_in_two_sweeps::<T, A>(&dy, &x, &weight, moments, out, &mut sums);
+                    }
+                },
+            );
+            (dx, sums)
+        })
+    }
+
+    #[test]
+    fn rows_in_registers_have_the_bits_of_two_sweeps() {
+        fn assert_same<T: Float, A: Arch>() {
+            macro_rules! same {
+                ($($count:literal)*) => {$(for accumulate in [false, true] {
+                    let [sweeps, at_once] = both_ways::<T, A, $count>(accumulate);
+                    assert!(sweeps == at_once, "{} registers", $count);
+                })*};
+            }
+            same!(1 2 3 4 6);
+        }
+        for limited in limits(&Isa::SIMD) {
+            simd!(limited.isa(), A => {
+                assert_same::<f32, A>();
+                assert_same::<f64, A>();
+            });
+        }
+    }
+}

@@ -1,14 +1,14 @@
 //! The linear layer: a matrix product over the last axis, and a bias.
 //!
-//! **Forward.** y = x·Wᵀ + b + r, with x (..., I), W (O, I), b (O) or none, r (..., O) or none, y (..., O). The
-//! residual r is added to the layer's result: on a GPU as the product writes y, on the CPU right after it, while y is
+//! **Forward.** y = x·Wᵀ + b + e, with x (..., I), W (O, I), b (O) or none, e (..., O) or none, y (..., O). The
+//! residual e is added to the layer's result: on a GPU as the product writes y, on the CPU right after it, while y is
 //! still in the cache.
 //!
-//! **Backward.** From dy (..., O): each y[r, o] = Σᵢ x[r, i] W[o, i] + b\[o\], hence
-//! dx = dy·W, dW = dyᵀ·x, db = Σᵣ dy\[r\], dr = dy. Saved: x and W, the factors of the two products; not y.
+//! **Backward.** From dy (..., O): in row n, each y[n, o] = Σᵢ x[n, i] W[o, i] + b\[o\] + e[n, o], hence
+//! dx = dy·W, dW = dyᵀ·x, db = Σₙ dy\[n\], de = dy. Saved: x and W, the factors of the two products; not y.
 //!
-//! Operands must be contiguous, and all in f32 or all in f64; or on the CPU x and r in f32 with W and b in bf16; or on
-//! a GPU x and r in bf16 with W and b in f32 or bf16. In the latter two cases all factors are rounded to bf16, and
+//! Operands must be contiguous, and all in f32 or all in f64; or on the CPU x and e in f32 with W and b in bf16; or on
+//! a GPU x and e in bf16 with W and b in f32 or bf16. In the latter two cases all factors are rounded to bf16, and
 //! products are accumulated in f32. Errors: [`tensor::Error::Shape`] when the last extents differ,
 //! [`tensor::Error::NotContiguous`], [`tensor::Error::DType`], [`tensor::Error::Argument`] if the size of y overflows.
 //! Source: `torch.nn.Linear`, whose weight layout this is.

@@ -2,7 +2,7 @@
 
 use autograd::exact::{Array, Scalar};
 
-/// y[r, o] = Σᵢ x[r, i] w[o, i] + b\[o\] + e[r, o], where e is the residual
+/// y[n, o] = Σᵢ x[n, i] w[o, i] + b\[o\] + e[n, o], where e is the residual
 pub fn linear<S: Scalar>(
     x: &Array<S>,
     weight: &Array<S>,

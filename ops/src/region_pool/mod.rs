@@ -1,11 +1,11 @@
 //! The mean token of each region.
 //!
 //! **Forward.** The map x (N, H, W, C) is cut by a grid of G_h × G_w regions, each of r_h × r_w tokens with
-//! r_h = H/G_h and r_w = W/G_w. y (N, G_h·G_w, C) holds per region p = i·G_w + j the mean over its tokens,
-//! y\[n, p, c\] = 1/(r_h·r_w) · Σ x\[n, i·r_h + a, j·r_w + b, c\] over a < r_h, b < r_w.
+//! r_h = H/G_h and r_w = W/G_w. y (N, G_h·G_w, C) holds per region p = g·G_w + h the mean over its tokens,
+//! y\[n, p, c\] = 1/(r_h·r_w) · Σ x\[n, g·r_h + a, h·r_w + b, c\] over a < r_h, b < r_w.
 //!
 //! **Backward.** Each token has the weight 1/(r_h·r_w) in the mean of its own region and in no other, so
-//! dx\[n, y, x, c\] = dy\[n, region of (y, x), c\] / (r_h·r_w). Nothing is saved.
+//! dx\[n, i, j, c\] = dy\[n, region of (i, j), c\] / (r_h·r_w). Nothing is saved.
 //!
 //! x may be a view whose channels lie side by side (the queries inside a qkv map); f32 or f64, and bf16 on a GPU.
 //! Errors: [`tensor::Error::Shape`] if x does not have four axes or the map is empty, [`tensor::Error::Argument`] when

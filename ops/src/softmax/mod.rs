@@ -6,8 +6,8 @@
 //! **Backward.** ∂yᵢ/∂xⱼ = yᵢ·(δᵢⱼ − yⱼ), hence dxⱼ = Σᵢ dyᵢ·∂yᵢ/∂xⱼ = yⱼ·(dyⱼ − Σᵢ dyᵢ·yᵢ). Saved: y,
 //! which is all that the formula asks for.
 //!
-//! x must be contiguous; f32 or f64, and bf16 on a GPU. −∞ gives a probability of 0 (a masked score); a row in
-//! which nothing is finite gives NaN, as there is no distribution to speak of. Errors: [`tensor::Error::Shape`]
+//! x must be contiguous; f32 or f64, and bf16 on a GPU. −∞ gives a probability of 0 (a masked score); a row of
+//! −∞ alone, or with +∞ or NaN, gives NaN, as there is no distribution to speak of. Errors: [`tensor::Error::Shape`]
 //! for a tensor without axes, [`tensor::Error::NotContiguous`], [`tensor::Error::DType`]. Source:
 //! `torch.softmax(x, -1)`.
 

@@ -143,9 +143,9 @@ pub struct Patches<'a, T> {
 }
 
 /// As [`gemm`], where A are patches, and row i of C begins at element `starts[i]` of `c`. Threads share the panels of a
-/// packed B, where rows of C follow one another without overlapping. If they overlap, what is in both is unspecified, but
-/// the same with any number of threads. Elements between them are left unchanged. Panics when a patch or a row of C does
-/// not lie inside.
+/// packed B, where rows of C follow one another without overlapping. If they overlap, what is in both is unspecified,
+/// but the same with any number of threads. Elements between them are left unchanged. Panics when a patch or a row of C
+/// does not lie inside.
 pub fn gemm_patches<'b, F: Factor>(
     a: Patches<'_, F::Sum>,
     b: impl Into<Right<'b, F>>,

@@ -10,8 +10,8 @@ use rayon::prelude::*;
 impl Tensor {
     /// self ← self + rate·(x − self), for a moving average that follows x; x and `rate`, of one element, are on the
     /// same device as self. Unlike (1 − rate)·self + rate·x, this form leaves elements unchanged where both are equal.
-    /// Errors: [`Error::Shape`], [`Error::DType`], [`Error::NotContiguous`]; [`Error::Shared`] while another tensor
-    /// shares the buffer.
+    /// Errors: [`Error::Shape`], [`Error::DType`], [`Error::NotContiguous`], [`Error::Device`]; [`Error::Shared`] while
+    /// another tensor shares the buffer.
     pub fn move_towards(&mut self, x: &Tensor, rate: &Tensor) -> Result<()> {
         if x.shape() != self.shape() {
             return Err(Error::shape("move_towards", self.shape().to_string(), x.shape()));

@@ -23,8 +23,8 @@ pub trait Engine {
     /// Prepares this thread to use the engine's instructions until the result is dropped.
     ///
     /// # Safety
-    /// The machine must have them, and until the result is dropped this thread must prepare for no engine again, nor run
-    /// other threads' tasks.
+    /// The machine must have them, and until the result is dropped this thread must prepare for no engine again, nor
+    /// run other threads' tasks.
     unsafe fn begin() -> Self;
 
     /// Packs some rows of A, of each a part of its elements, rounded to bf16 and filled up with zeros to whole tiles of
