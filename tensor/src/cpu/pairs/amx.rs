@@ -16,7 +16,7 @@ use std::ops::Range;
 /// Requests permission from the system to use the tiles, for all threads of this program. Returns whether they can be
 /// used. In the tests of this crate, tiles that the processor lacks are emulated.
 pub fn enable() -> bool {
-    has_tiles() && ask_system() || is_emulated()
+    if has_tiles() { ask_system() } else { is_emulated() }
 }
 
 #[cfg(all(test, target_os = "linux"))]
